@@ -1,0 +1,37 @@
+"""The errors that users of the package can catch; every message names the value and the remedy."""
+
+
+class SpecGuardError(Exception):
+    """Base of every error that the package raises on purpose."""
+
+
+class ConfigurationError(SpecGuardError, ValueError):
+    """A setting has a value that cannot work."""
+
+
+class ContextOverflowError(SpecGuardError):
+    """The text is longer than a model's context window."""
+
+
+class AttentionUnavailableError(SpecGuardError):
+    """Grounding was asked of an engine that does not give attention."""
+
+
+class ModelIntegrityError(SpecGuardError):
+    """A model file is damaged or is not the file that it should be."""
+
+
+class ModelNotFoundError(SpecGuardError, FileNotFoundError):
+    """A model file is neither here nor obtainable."""
+
+
+class EngineError(SpecGuardError):
+    """An engine failed while it worked."""
+
+
+class DecodingCancelled(SpecGuardError):
+    """The caller stopped the decoding."""
+
+
+class CalibrationError(SpecGuardError):
+    """Bounds or a threshold cannot be calibrated from the given data."""
