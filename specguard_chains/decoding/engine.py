@@ -1,0 +1,209 @@
+"""The contract between the decoders and whatever runs a model.
+
+An `Engine` is a loaded model with its tokenizer and chat template. A `Session` is one growing
+sequence of tokens in that engine. Decoders hold sessions and never see tensors: they ask for
+candidate continuations (`sample`), for the model's signals over given tokens (`read`), and say
+what the sequence goes on with (`accept`).
+
+Local engines share one implementation of all this, `decoding.local`; they add only the forward
+pass. A remote engine implements `Engine` and `Session` itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from specguard_chains.decoding.boundaries import Boundary, Ending
+from specguard_chains.decoding.grounding import GroundingSpec
+from specguard_chains.decoding.sampling import Sampling
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the answer continues: chat messages for the model's template, or raw text."""
+
+    messages: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+    text: str | None = None
+    """Raw text, continued as it stands; no template is applied to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A model's signals over T tokens, read in the context that they continue."""
+
+    logprobs: FloatArray
+    """log p(token | everything before it), temperature 1; shape (T,)."""
+    grounding: FloatArray | None = None
+    """Attention mass that reaches the context before these tokens (ABGV); shape (T,). The last
+    token of a withdrawn candidate may lack it."""
+
+    @property
+    def confidence(self) -> float:
+        """The lowest token log-probability (LPBV, paper section 3.3)."""
+        return float(self.logprobs.min())
+
+    @property
+    def min_grounding(self) -> float | None:
+        """The lowest token grounding (ABGV, paper section 3.2), None if it was not read."""
+        return None if self.grounding is None else float(self.grounding.min())
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One possible next step, as its model wrote it."""
+
+    tokens: tuple[int, ...]
+    text: str
+    """The tokens' text, without the end-of-sequence token."""
+    reading: Reading
+    ending: Ending
+    vocabulary: str
+    """Fingerprint of the tokenizer that `tokens` belong to."""
+
+    @property
+    def ends_sequence(self) -> bool:
+        """Whether the model ended its answer with this step."""
+        return self.ending == "end_of_sequence"
+
+
+Watch = Callable[[float, float | None], bool]
+"""(lowest log-prob, lowest grounding) so far -> whether the step can still be accepted."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a session has computed so far, in tokens."""
+
+    read: int = 0
+    """Tokens that the model read without writing them (prompt, foreign steps)."""
+    written: int = 0
+    """Tokens that the model sampled, over all candidates."""
+    reused: int = 0
+    """Prompt tokens taken over from an earlier request's cache."""
+
+
+class Session(Protocol):
+    """One growing sequence: the prompt and the accepted steps."""
+
+    counters: Counters
+
+    @property
+    def room(self) -> int:
+        """Tokens that still fit into the context."""
+        ...
+
+    def sample(
+        self,
+        n: int,
+        boundary: Boundary,
+        sampling: Sampling,
+        *,
+        seed: Sequence[int],
+        watch: Watch | None = None,
+    ) -> list[Candidate]:
+        """Return n candidate steps that continue the sequence; the sequence stays as it is.
+
+        Candidate i draws from the generator seeded with (*seed, i), so that it does not depend
+        on n. Once `watch` denies every candidate, drafting stops and all end as "withdrawn".
+
+        Raises:
+            ContextOverflowError: The step and its candidates do not fit into the context.
+            DecodingCancelled: The request was cancelled.
+        """
+        ...
+
+    def read(self, candidate: Candidate) -> Reading:
+        """Return this model's own signals over a candidate that continues the sequence."""
+        ...
+
+    def accept(self, candidate: Candidate) -> None:
+        """Continue the sequence with a candidate, whoever wrote it.
+
+        What this session has computed for these tokens is kept, the rest of the candidates is
+        dropped; foreign tokens are read only when the session is next asked for something. A
+        candidate of another vocabulary is taken over as text.
+        """
+        ...
+
+    def rollback(self, length: int) -> None:
+        """Cut the sequence to its first `length` tokens."""
+        ...
+
+    def close(self) -> None:
+        """Give the sequence's memory back to the engine, whose next session may reuse it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can give, declared once at load time."""
+
+    logprobs: bool = True
+    attention: bool = False
+    logits: bool = False
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A loaded model with its tokenizer and chat template."""
+
+    @property
+    def name(self) -> str:
+        """The model's name for people and metadata."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What sessions of this engine can give."""
+        ...
+
+    @property
+    def vocabulary(self) -> str:
+        """Fingerprint of the tokenizer; engines with equal ones exchange tokens."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """The most tokens that a sequence may hold, prompt included."""
+        ...
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return the prompt's tokens, rendered by the model's chat template."""
+        ...
+
+    def open(
+        self,
+        prompt: Prompt,
+        *,
+        grounding: GroundingSpec | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Session:
+        """Start a sequence with a prompt, reusing cached prefixes of earlier ones.
+
+        Args:
+            prompt: What the sequence starts with.
+            grounding: Read attention in this form; None if nobody needs it.
+            cancelled: Asked at every token; True raises DecodingCancelled.
+
+        Raises:
+            ContextOverflowError: The prompt leaves no room for an answer.
+            AttentionUnavailableError: Grounding was asked of an engine that has none.
+        """
+        ...
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Hold the engine for one request; others queue in order. Sessions are used within."""
+        ...
+
+    def close(self) -> None:
+        """Free the model. Sessions of a closed engine raise EngineError."""
+        ...

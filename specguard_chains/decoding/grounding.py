@@ -1,0 +1,142 @@
+"""Attention-based grounding (ABGV, paper section 3.2): how much of a token rests on its context.
+
+With A^(l) the head-averaged attention of layer l over the last L layers and I the context (the
+prompt and the accepted steps), the paper rolls attention out and sums the columns of the context:
+
+    R = A^(L) ... A^(2) A^(1),        G(t) = sum over j in I of R[t, j].
+
+Nobody needs R. With u_0 the indicator of I, u_l = A^(l) u_(l-1) gives G = u_L at the step's rows,
+and attention is causal, so a row's value needs only earlier ones: each token costs one dot product
+a layer, at the moment that the model computes its attention row. No attention matrix is kept.
+
+Tokens are addressed by *slot*: whatever indexes the columns of an attention row. That is the
+position in a plain cache and the KV cell in llama.cpp, where cells of k candidates interleave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from specguard_chains.errors import ConfigurationError
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.intp]
+
+GroundingForm = Literal["sparse", "dense", "renormalised"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroundingSpec:
+    """Which attention is rolled out, and how its rows are cleaned first."""
+
+    layers: int = 3
+    """Number of last layers (paper: 3)."""
+    threshold: float = 0.01
+    """Entries below it are dropped, in each head, before the heads are averaged (paper: 0.01)."""
+    renormalise: bool = False
+    """Rescale the rows to sum 1 after dropping. The informative form does not."""
+
+    def __post_init__(self) -> None:
+        """Validate, so that a wrong value never reaches a model."""
+        if self.layers < 1:
+            raise ConfigurationError(f"grounding layers must be at least 1, not {self.layers}")
+        if not 0 <= self.threshold < 1:
+            raise ConfigurationError(
+                f"grounding threshold must lie in [0, 1), not {self.threshold}"
+            )
+
+    @classmethod
+    def named(
+        cls, form: GroundingForm, *, layers: int = 3, threshold: float = 0.01
+    ) -> GroundingSpec:
+        """Return one of the named forms: sparse (default), dense, renormalised."""
+        if form not in get_args(GroundingForm):
+            raise ConfigurationError(
+                f"unknown grounding form {form!r}; use one of {', '.join(get_args(GroundingForm))}"
+            )
+        return cls(layers, 0.0 if form == "dense" else threshold, form == "renormalised")
+
+    @property
+    def form(self) -> GroundingForm:
+        """The name of this form."""
+        if self.threshold == 0:
+            return "dense"
+        return "renormalised" if self.renormalise else "sparse"
+
+
+def average_heads(attention: FloatArray, spec: GroundingSpec) -> FloatArray:
+    """Clean attention probabilities and average the heads.
+
+    Args:
+        attention: Probabilities, shape (heads, rows, columns).
+        spec: What to drop, and whether to renormalise.
+
+    Returns:
+        Shape (rows, columns), float32.
+    """
+    kept = attention if spec.threshold == 0 else attention * (attention >= spec.threshold)
+    rows: FloatArray = kept.mean(axis=0, dtype=np.float32)
+    if spec.renormalise:
+        rows /= np.maximum(rows.sum(axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    return rows
+
+
+class Rollout:
+    """Rolled-out attention mass, one number per slot and layer.
+
+    Two values are carried side by side: what reaches a token if the step in progress is *not* part
+    of the context (its grounding), and if it *is* (what later steps see once it is accepted).
+    """
+
+    def __init__(self, spec: GroundingSpec, slots: int) -> None:
+        """Reserve room for `slots` slots."""
+        self.spec = spec
+        # [layer, slot, (step in progress excluded, included)]; layer 0 is the indicator of I.
+        self._mass = np.zeros((spec.layers + 1, slots, 2), dtype=np.float32)
+
+    def begin(self, slots: IntArray, *, context: bool) -> None:
+        """Announce tokens that the model is about to compute, as context or as a step."""
+        self._mass[0, slots, 0] = context
+        self._mass[0, slots, 1] = 1.0
+
+    def absorb(self, layer: int, attention: FloatArray, slots: IntArray) -> None:
+        """Take in the attention rows of announced tokens, layer by layer from the first.
+
+        Args:
+            layer: 0 for the lowest of the last L layers.
+            attention: Probabilities, shape (heads, rows, columns); masked columns are 0.
+            slots: The rows' own slots, shape (rows,).
+        """
+        rows = average_heads(attention, self.spec)
+        self._mass[layer + 1, slots] = rows @ self._mass[layer, : rows.shape[1]]
+
+    def grounding(self, slots: IntArray) -> FloatArray:
+        """Return G of tokens whose rows were absorbed in all layers; shape (len(slots),)."""
+        values: FloatArray = self._mass[-1, slots, 0]
+        return values
+
+    def commit(self, slots: IntArray) -> None:
+        """Make a step's tokens part of the context."""
+        self._mass[:, slots, 0] = self._mass[:, slots, 1]
+
+
+def rollout_reference(attention: FloatArray, context: int, spec: GroundingSpec) -> FloatArray:
+    """Return G by the paper's own formula, for tests and one-off analyses.
+
+    Args:
+        attention: Full causal probabilities of the last L layers, (layers, heads, N, N).
+        context: The number of leading tokens that form I.
+        spec: How rows are cleaned; its `layers` must equal the first axis.
+
+    Returns:
+        Grounding of the tokens after the context, shape (N - context,).
+    """
+    rolled = np.eye(attention.shape[-1], dtype=np.float64)
+    for layer in attention:
+        rolled = average_heads(layer, spec).astype(np.float64) @ rolled
+    mass: FloatArray = rolled[context:, :context].sum(axis=1).astype(np.float32)
+    return mass

@@ -1,0 +1,73 @@
+"""Choosing one of k candidates by self-consistency (paper section 3.1).
+
+Embed the candidates, S = E E^T on L2-normalised rows, softmax each row, and take the candidate
+with the lowest self-alignment, j* = argmin_j softmax(S_j)_j. As S_jj = 1, that is the candidate
+whose similarities to the others have the largest sum of exponentials: the one that the others
+agree with most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class Encoder(Protocol):
+    """Embeds texts."""
+
+    def __call__(self, texts: Sequence[str]) -> FloatArray:
+        """Return one vector per text, shape (len(texts), dimensions); any length."""
+        ...
+
+
+class HashedNgrams:
+    """Counts of words, numbers and character trigrams, hashed into a fixed number of dimensions.
+
+    Needs no model and no download, and sees what matters between solutions of one problem: the
+    same numbers and words. Signs come from the hash too, so that collisions cancel on average.
+    """
+
+    def __init__(self, dimensions: int = 4096) -> None:
+        """Hash into this many dimensions."""
+        self.dimensions = dimensions
+
+    def __call__(self, texts: Sequence[str]) -> FloatArray:
+        """See `Encoder`."""
+        vectors = np.zeros((len(texts), self.dimensions), dtype=np.float32)
+        for vector, text in zip(vectors, texts, strict=True):
+            normal = " ".join(text.lower().split())
+            trigrams = [normal[i : i + 3] for i in range(len(normal) - 2)]
+            for feature in normal.split() + trigrams:
+                code = crc32(feature.encode())
+                vector[code % self.dimensions] += 1.0 if code >> 31 else -1.0
+        return vectors
+
+
+class Selector:
+    """Picks the candidate that the others agree with most."""
+
+    def __init__(self, encoder: Encoder | None = None) -> None:
+        """Compare texts by this encoder; hashed n-grams if none is given."""
+        self.encoder = encoder or HashedNgrams()
+
+    def __call__(self, texts: Sequence[str]) -> int:
+        """Return the index of the most consistent text; the lowest one among equals."""
+        if all(text == texts[0] for text in texts):
+            return 0
+        return lowest_self_alignment(self.encoder(texts))
+
+
+def lowest_self_alignment(embeddings: FloatArray) -> int:
+    """Return argmin_j softmax(S_j)_j for embeddings of shape (k, dimensions)."""
+    lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
+    unit = np.divide(embeddings, lengths, out=np.zeros_like(embeddings), where=lengths > 0)
+    similarity = (unit @ unit.T).astype(np.float64)
+    alignment = np.exp(np.diag(similarity)) / np.exp(similarity).sum(axis=1)
+    # Equal candidates must tie whatever the rounding of their sums.
+    return int(np.argmax(alignment <= alignment.min() + 1e-9))

@@ -1,0 +1,116 @@
+"""The verified step, which every decoder yields and everything else is made of."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+class Source(StrEnum):
+    """Which model wrote a step."""
+
+    DRAFT = "draft"
+    TARGET = "target"
+
+
+class Verdict(StrEnum):
+    """What verification said of the drafted step."""
+
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+    UNVERIFIED = "unverified"
+    """The decoder does not verify."""
+
+
+class Phase(StrEnum):
+    """Which part of the answer a step belongs to."""
+
+    REASONING = "reasoning"
+    ANSWER = "answer"
+    TOOL_CALL = "tool_call"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verifier's decision on one candidate."""
+
+    verdict: Verdict
+    score: float | None = None
+    confidence: float | None = None
+    grounding: float | None = None
+    threshold: float | None = None
+    withdrawn: bool = False
+    """Drafting stopped early, as the step could no longer pass; the figures are upper bounds."""
+
+
+UNVERIFIED = Judgement(Verdict.UNVERIFIED)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """A step's cost in tokens."""
+
+    drafted: int = 0
+    """Sampled from the draft, over all candidates."""
+    kept: int = 0
+    """Of the drafted ones, those that became part of the answer."""
+    regenerated: int = 0
+    """Sampled from the target, over all candidates."""
+    draft_read: int = 0
+    """Read by the draft without writing them: the prompt, the target's steps."""
+    target_read: int = 0
+    """Read by the target without writing them: the prompt, the draft's steps."""
+    draft_reused: int = 0
+    """Prompt tokens that the draft did not have to read: cached by an earlier request."""
+    target_reused: int = 0
+    """Prompt tokens that the target did not have to read: cached by an earlier request."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """A step's cost in seconds of wall time."""
+
+    draft: float = 0.0
+    verify: float = 0.0
+    target: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of an answer, and where it comes from. `to_dict` is ready for JSON."""
+
+    number: int
+    """Counts from 1."""
+    text: str
+    """What the step adds to the answer; the texts of all steps are the answer."""
+    source: Source
+    verdict: Verdict
+    score: float | None
+    confidence: float | None
+    """Lowest token log-probability of the drafted step."""
+    grounding: float | None
+    """Lowest token grounding of the drafted step."""
+    threshold: float | None
+    withdrawn: bool
+    """Drafting stopped early; score, confidence and grounding are upper bounds."""
+    num_candidates: int
+    chosen: int
+    """Index of the candidate that was judged."""
+    candidates: tuple[str, ...]
+    """The texts that the draft proposed (without a draft: the only model's)."""
+    tokens: StepTokens
+    seconds: StepSeconds
+    span: tuple[int, int]
+    """The step's first character and the one after its last, in the answer."""
+    answer_tokens: int
+    """Tokens that the step has in the answer."""
+    phase: Phase = Phase.REASONING
+    finish_reason: FinishReason | None = None
+    """Set on the last step: "stop" (end of sequence, stop string) or "length"."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the step as plain values."""
+        return asdict(self)
