@@ -1,0 +1,80 @@
+"""The settings that the chat model, the command line and the benchmarks share, by one name each."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from specguard_chains.decoding.grounding import GroundingForm
+from specguard_chains.decoding.sampling import Sampling
+
+DecoderName = Literal["specguard", "specguard-greedy", "target", "draft"]
+
+
+class SpecGuardOptions(BaseModel):
+    """Which models write, and how their steps are checked. Values are validated before use."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, use_attribute_docstrings=True)
+
+    pair: str = "qwen2.5-coder-0.5b-1.5b"
+    """A named pair of models; see `specguard models`."""
+    draft: Any = None
+    """The small model: a GGUF file, a model name or an `Engine`; overrides the pair's."""
+    target: Any = None
+    """The large model: a GGUF file, a model name or an `Engine`; overrides the pair's."""
+
+    decoder: DecoderName = "specguard"
+    """specguard, specguard-greedy (temperature 0, one candidate), or one model alone."""
+    num_candidates: int = Field(default=4, ge=1, le=64)
+    """Candidate steps that are drafted at a time (the paper's k, there 16)."""
+    threshold: float = Field(default=0.7, ge=0, le=1)
+    """Score from which a drafted step is kept (tau)."""
+    confidence_weight: float = Field(default=0.3, ge=0, le=1)
+    """Weight of confidence against grounding in the score (beta); 1 needs no attention."""
+    verify_with: Literal["draft", "target"] = "draft"
+    """Whose signals are judged."""
+    grounding: GroundingForm = "sparse"
+    """Which attention grounding is computed from."""
+    grounding_layers: int = Field(default=3, ge=1)
+    """How many of the last layers are rolled out."""
+    calibration: str | None = None
+    """A calibration file; by default the pair's own, from the cache or the package."""
+    step_delimiter: str = Field(default="\n\n", min_length=1)
+    """What ends a step."""
+    max_step_tokens: int = Field(default=256, ge=1)
+    """A longer step is cut there and goes on as the next one."""
+    early_rejection: bool = True
+    """Stop drafting a step that can no longer be accepted; the text is the same without."""
+
+    temperature: float = Field(default=0.7, ge=0)
+    """0 is greedy decoding."""
+    top_p: float = Field(default=0.8, gt=0, le=1)
+    """Sample among the likeliest tokens that together reach this probability."""
+    top_k: int = Field(default=0, ge=0)
+    """Sample among this many of the likeliest tokens; 0 is no limit."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Sample among tokens at least this likely relative to the likeliest."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of an answer; None lets the context decide."""
+    stop: list[str] | None = None
+    """The answer is cut before the first of these strings."""
+    seed: int | None = Field(default=None, ge=0)
+    """Equal seeds give equal answers; None draws a new one per request."""
+
+    n_ctx: int = Field(default=4096, ge=16)
+    """Context length of both models, in tokens."""
+    n_threads: int | None = Field(default=None, ge=1)
+    """Threads that compute; None takes the machine's cores."""
+    n_gpu_layers: int = Field(default=0, ge=-1)
+    """Layers that are computed on a GPU, where llama-cpp-python was built for one; -1 for all."""
+
+    def sampling(self) -> Sampling:
+        """Return how tokens are drawn; the greedy decoder ignores the temperature."""
+        greedy = self.decoder == "specguard-greedy"
+        return Sampling(
+            temperature=0.0 if greedy else self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+        )
