@@ -1,0 +1,236 @@
+"""A model without weights that exercises the real sessions: bytes in, table-driven numbers out.
+
+Its KV cells are handed out in scrambled order and its attention looks at tokens and positions, so
+that a session which confuses cells, positions or branches gives other numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from specguard_chains.decoding.engine import Capabilities, Prompt
+from specguard_chains.decoding.grounding import GroundingSpec, Rollout
+from specguard_chains.decoding.local import Rows
+from specguard_chains.decoding.local_engine import LocalEngine
+from specguard_chains.errors import DecodingCancelled
+
+FloatArray = npt.NDArray[np.float32]
+
+END = 256
+ANSWER = 257
+"""Ends every prompt, so that a policy can tell the answer from it."""
+VOCABULARY = 258
+HEADS = 2
+LAYERS = 3
+
+Policy = Callable[[tuple[int, ...]], FloatArray]
+"""(tokens so far) -> logits of the next one, shape (VOCABULARY,)."""
+
+
+def random_policy(seed: int, *, spread: float = 2.0, end: float = 0.0) -> Policy:
+    """A random table over the last two tokens; writes letters, line breaks and now and then é."""
+    alphabet = np.full(VOCABULARY, -40.0, dtype=np.float32)
+    alphabet[[*b"abcdef .\n\n", END]] = 0.0
+    alphabet[ord("\n")] = 1.0
+    alphabet[END] = end
+    after_newline = alphabet.copy()
+    after_newline[ord("\n")] = 5.0
+
+    @cache
+    def row(last: tuple[int, ...]) -> FloatArray:
+        if last[-1] == 0xC3:  # a character's first byte: finish it
+            return one_hot(0xA9)
+        noise = np.random.default_rng([seed, *last]).normal(size=VOCABULARY)
+        base = after_newline if last[-1] == ord("\n") else alphabet
+        logits = (base + spread * noise).astype(np.float32)
+        logits[0xC3] = base[ord("a")]
+        return logits
+
+    return lambda tokens: row(tokens[-2:])
+
+
+def scripted_policy(*steps: str, logprobs: Sequence[float] = (), end: bool = True) -> Policy:
+    """Writes these steps one after the other, whoever wrote the ones before.
+
+    Args:
+        steps: Texts; each but the last should end with the step delimiter.
+        logprobs: Log-probability of every token of the i-th step; -0.01 where not given.
+        end: Whether the sequence ends after the last step; else it is repeated.
+    """
+
+    def next_token(tokens: tuple[int, ...]) -> FloatArray:
+        answer = bytes(t for t in tokens[_answer_start(tokens) :] if t < END)
+        done = 0
+        for step in steps[:-1]:
+            head, found, rest = answer.partition(b"\n\n")
+            if not (found and head.strip()):
+                break
+            answer, done = rest, done + 1
+            del step
+        script = steps[done].encode()
+        logprob = logprobs[done] if done < len(logprobs) else -0.01
+        if len(answer) >= len(script) and end:
+            return one_hot(END, logprob)
+        return one_hot(script[len(answer) % len(script)], logprob)
+
+    return next_token
+
+
+def one_hot(token: int, logprob: float = -1e-4) -> FloatArray:
+    """Logits that give one token this log-probability and share the rest out."""
+    logits = np.zeros(VOCABULARY, dtype=np.float32)
+    logits[token] = logprob - np.log(-np.expm1(logprob) / (VOCABULARY - 1))
+    return logits
+
+
+def attention_row(tokens: tuple[int, ...], layer: int) -> FloatArray:
+    """The last token's attention probabilities, shape (HEADS, len(tokens))."""
+    digest = hashlib.blake2b(repr((layer, tokens)).encode(), digest_size=8).digest()
+    rng = np.random.default_rng(int.from_bytes(digest))
+    scores = np.exp(2.0 * rng.normal(size=(HEADS, len(tokens))))
+    return (scores / scores.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+class ToyCache:
+    """KV memory: for each branch its tokens and their cells."""
+
+    def __init__(self, engine: ToyEngine) -> None:
+        self._engine = engine
+        self._free = list(np.random.default_rng(0).permutation(engine.cells))
+        self._branches: dict[int, list[tuple[int, int]]] = {0: []}  # (token, cell)
+        self._length = 0
+        self._spec: GroundingSpec | None = None
+        self._rollout: Rollout | None = None
+        self._cancelled: Callable[[], bool] | None = None
+
+    def configure(
+        self, grounding: GroundingSpec | None, cancelled: Callable[[], bool] | None
+    ) -> None:
+        if grounding != self._spec:
+            self._spec = grounding
+            self._rollout = grounding and Rollout(grounding, self._engine.cells)
+        self._cancelled = cancelled
+
+    def fork(self, n: int, length: int) -> None:
+        assert list(self._branches) == [0]
+        assert length == len(self._branches[0])
+        for i in range(1, n):
+            self._branches[i] = list(self._branches[0])
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        branches: Sequence[int],
+        *,
+        context: bool,
+        all_logits: bool,
+    ) -> Rows:
+        self._engine.count(len(tokens), len(set(branches)))
+        cells = np.array([self._free.pop() for _ in tokens], dtype=np.intp)
+        if self._rollout is not None:
+            self._rollout.begin(cells, context=context)
+        logits = []
+        for token, position, branch, cell in zip(tokens, positions, branches, cells, strict=True):
+            if self._cancelled is not None and self._cancelled():
+                raise DecodingCancelled("cancelled in the forward pass")
+            written = self._branches[branch]
+            assert position == len(written), "positions must follow each other"
+            written.append((int(token), int(cell)))
+            seen = tuple(t for t, _ in written)
+            logits.append(self._engine.policy(seen))
+            if self._rollout is not None:
+                for layer in range(self._rollout.spec.layers):
+                    row = np.zeros((HEADS, 1, self._engine.cells), dtype=np.float32)
+                    row[:, 0, [c for _, c in written]] = attention_row(seen, layer)
+                    self._rollout.absorb(layer, row, np.array([cell]))
+        return Rows(
+            np.stack(logits if all_logits else logits[-1:]),
+            None if self._rollout is None else self._rollout.grounding(cells),
+        )
+
+    def keep(self, branch: int, length: int) -> None:
+        kept = self._branches[branch][:length]
+        if self._rollout is not None:
+            fresh = [cell for _, cell in kept[self._length :]]
+            self._rollout.commit(np.array(fresh, dtype=np.intp))
+        used = {cell for _, cell in kept}
+        for cells in self._branches.values():
+            dropped = {cell for _, cell in cells} - used
+            self._free.extend(sorted(dropped))
+            used |= dropped
+        self._branches, self._length = {0: kept}, len(kept)
+
+    def close(self) -> None:
+        self._branches = {}
+
+
+class ToyEngine(LocalEngine):
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        name: str = "toy",
+        context_length: int = 4096,
+        attention: bool = True,
+        vocabulary: str = "bytes",
+        delay_s: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.policy = policy
+        self.name = name
+        self.context_length = context_length
+        self.capabilities = Capabilities(attention=attention, logits=True)
+        self.cells = context_length + 2048
+        self.delay_s = delay_s
+        self.computed_tokens = 0
+        """Tokens that went through forward passes so far."""
+        self.forward_passes = 0
+        self._vocabulary = vocabulary
+        self._entered = threading.Lock()
+
+    @property
+    def vocabulary(self) -> str:
+        return self._vocabulary
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        text = prompt.text
+        if text is None:
+            text = "".join(f"<{m['role']}>{m['content']}" for m in prompt.messages)
+        return [*text.encode(), ANSWER] if text else []
+
+    def encode_text(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < END else b""
+
+    def is_end(self, token: int) -> bool:
+        return token == END
+
+    def new_cache(self) -> ToyCache:
+        return ToyCache(self)
+
+    def count(self, tokens: int, branches: int) -> None:
+        """Book a forward pass; two at once would be a fault of the queue."""
+        assert self._entered.acquire(blocking=False), "the engine was entered twice at once"
+        try:
+            self.computed_tokens += tokens
+            self.forward_passes += 1
+            if self.delay_s:
+                time.sleep(self.delay_s)
+        finally:
+            self._entered.release()
+
+
+def _answer_start(tokens: tuple[int, ...]) -> int:
+    return len(tokens) - tokens[::-1].index(ANSWER)
