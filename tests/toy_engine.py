@@ -41,14 +41,18 @@ def random_policy(seed: int, *, spread: float = 2.0, end: float = 0.0) -> Policy
     alphabet[ord("\n")] = 1.0
     alphabet[END] = end
     after_newline = alphabet.copy()
-    after_newline[ord("\n")] = 5.0
+    after_newline[ord("\n")] = 8.0
+    after_blank_line = alphabet.copy()
+    after_blank_line[ord("\n")] = -40.0
 
     @cache
     def row(last: tuple[int, ...]) -> FloatArray:
         if last[-1] == 0xC3:  # a character's first byte: finish it
             return one_hot(0xA9)
         noise = np.random.default_rng([seed, *last]).normal(size=VOCABULARY)
-        base = after_newline if last[-1] == ord("\n") else alphabet
+        base = alphabet
+        if last[-1] == ord("\n"):
+            base = after_blank_line if last[0] == ord("\n") else after_newline
         logits = (base + spread * noise).astype(np.float32)
         logits[0xC3] = base[ord("a")]
         return logits

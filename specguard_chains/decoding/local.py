@@ -348,7 +348,8 @@ class LocalSession:
         if watch is None or not all(branch.hopeless(watch) for branch in self._branches):
             return False
         for branch in self._branches:
-            branch.ending = branch.ending or "withdrawn"
+            if branch.ending is None or branch.computed < len(branch.tokens):
+                branch.ending = "withdrawn"
         return True
 
     def _drop_branches(self) -> None:

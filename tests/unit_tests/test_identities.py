@@ -18,7 +18,7 @@ from specguard_chains.decoding.verification import EnsembleVerifier
 from tests.toy_engine import ToyEngine, random_policy
 
 CALIBRATION = Calibration(
-    confidence=Bounds(low=-6.0, high=0.0), grounding=Bounds(low=0.0, high=1.0)
+    confidence=Bounds(low=-3.0, high=0.0), grounding=Bounds(low=0.0, high=1.0)
 )
 GREEDY = Sampling(temperature=0)
 SEEDS = range(12)
@@ -88,7 +88,7 @@ def test_the_same_model_twice_writes_its_own_text(
 @pytest.mark.parametrize("k", [1, 4])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_early_rejection_changes_no_text(seed: int, k: int, sampling: Sampling) -> None:
-    verifier = EnsembleVerifier(CALIBRATION, confidence_weight=0.5, threshold=0.6)
+    verifier = EnsembleVerifier(CALIBRATION, confidence_weight=0.5, threshold=0.5)
 
     def steps(early: bool) -> list[Step]:
         decoder = SpecGuardDecoder(
@@ -108,7 +108,7 @@ def test_early_rejection_changes_no_text(seed: int, k: int, sampling: Sampling) 
 
 
 def test_early_rejection_saves_drafting_and_both_verdicts_occur() -> None:
-    verifier = EnsembleVerifier(CALIBRATION, confidence_weight=0.5, threshold=0.6)
+    verifier = EnsembleVerifier(CALIBRATION, confidence_weight=0.5, threshold=0.5)
     decoder = SpecGuardDecoder(engine(1), engine(2), verifier, num_candidates=1)
     steps = [step for seed in SEEDS for step in decoder.decode(request(seed))]
     assert {step.verdict for step in steps} == {Verdict.ACCEPTED, Verdict.REJECTED}
@@ -136,7 +136,7 @@ def test_steps_add_up_to_the_answer(sampling: Sampling, delimiter: str) -> None:
 @pytest.mark.parametrize("verify_with", ["draft", "target"])
 @pytest.mark.parametrize("k", [1, 4])
 def test_the_same_request_again_gives_the_same_steps(k: int, verify_with: str) -> None:
-    verifier = EnsembleVerifier(CALIBRATION, confidence_weight=0.5, threshold=0.4)
+    verifier = EnsembleVerifier(CALIBRATION, confidence_weight=0.5, threshold=0.5)
     decoder = SpecGuardDecoder(
         engine(1), engine(2), verifier, num_candidates=k, verify_with=verify_with
     )
