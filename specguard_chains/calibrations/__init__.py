@@ -1,0 +1,44 @@
+"""Bounds of the named pairs, as `specguard calibrate` wrote them, and where to look for others."""
+
+from __future__ import annotations
+
+import logging
+from importlib import resources
+from pathlib import Path
+
+from specguard_chains.decoding.calibration import FALLBACK, Calibration
+from specguard_chains.decoding.grounding import GroundingSpec
+from specguard_chains.models import cache_folder
+
+logger = logging.getLogger(__name__)
+
+
+def file_name(draft: str, target: str, verify_with: str, grounding: GroundingSpec) -> str:
+    """Return the name of the file that holds the bounds of these signals of this pair."""
+    return f"{draft}--{target}--{verify_with}-{grounding.form}-{grounding.layers}.json"
+
+
+def own_folder() -> Path:
+    """Return the folder of the user's own calibrations; it may not exist yet."""
+    return cache_folder().parent / "calibrations"
+
+
+def find(draft: str, target: str, verify_with: str, grounding: GroundingSpec) -> Calibration:
+    """Return the bounds of a pair: the user's own, the package's, or the visible fallback."""
+    name = file_name(draft, target, verify_with, grounding)
+    if (own := own_folder() / name).is_file():
+        return Calibration.load(own)
+    shipped = resources.files(__name__) / name
+    if shipped.is_file():
+        with resources.as_file(shipped) as path:
+            return Calibration.load(path)
+    logger.warning(
+        "no bounds for draft %s, target %s (%s signals, %s grounding, %d layers): scores use wide "
+        "fallback bounds and say little; run `specguard calibrate` for this pair",
+        draft,
+        target,
+        verify_with,
+        grounding.form,
+        grounding.layers,
+    )
+    return FALLBACK
