@@ -1,0 +1,1 @@
+"""Engines for `specguard_chains` that need more than NumPy."""

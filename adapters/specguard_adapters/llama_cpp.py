@@ -1,0 +1,280 @@
+"""GGUF models on llama.cpp, through llama-cpp-python's low-level bindings.
+
+>>> from specguard_chains.adapters import LlamaCppEngine
+>>> engine = LlamaCppEngine("model.gguf", n_ctx=4096, attention=True)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from specguard_adapters._llama import (
+    KV_TYPES,
+    MAX_SEQUENCES,
+    Context,
+    ContextSettings,
+    Weights,
+    load_weights,
+    log,
+)
+from specguard_chains.decoding.engine import Capabilities, Prompt
+from specguard_chains.decoding.grounding import GroundingSpec
+from specguard_chains.decoding.local import Rows
+from specguard_chains.decoding.local_engine import LocalEngine
+from specguard_chains.errors import ConfigurationError, EngineError
+from specguard_chains.models.cache import check_own_file
+from specguard_chains.templates import ChatTemplate
+
+ABORTABLE_TOKENS = 16
+"""Longer runs can be cancelled while they are computed; shorter ones only before and after."""
+
+
+class LlamaCppEngine(LocalEngine):
+    """An `Engine` over a GGUF file."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        n_ctx: int = 4096,
+        max_candidates: int = 1,
+        candidate_tokens: int = 256,
+        attention: bool = False,
+        attention_layers: int = 3,
+        n_threads: int | None = None,
+        n_gpu_layers: int = 0,
+        n_batch: int = 512,
+        n_ubatch: int = 512,
+        kv_type: Literal["f16", "f32"] = "f16",
+        verbose: bool = False,
+    ) -> None:
+        """Load a model; engines of the same file share its weights.
+
+        Args:
+            path: The GGUF file.
+            n_ctx: Most tokens of a sequence, prompt included.
+            max_candidates: Most candidates that are sampled side by side.
+            candidate_tokens: Tokens of a candidate that memory is reserved for.
+            attention: Give attention, which grounding needs; turns flash attention off.
+            attention_layers: Most last layers whose attention can be read.
+            n_threads: Threads; None is one for each physical core that the process may use.
+            n_gpu_layers: Layers to place on a GPU, -1 for all.
+            n_batch: Most tokens handed to llama.cpp at once.
+            n_ubatch: Most tokens computed at once.
+            kv_type: Number format of the KV memory.
+            verbose: Pass llama.cpp's own log on to the logger "specguard_chains.llama_cpp".
+
+        Raises:
+            ModelNotFoundError: There is no such file.
+            ModelIntegrityError: The file is not a GGUF file, or damaged.
+            EngineError: llama.cpp cannot load the file.
+            ConfigurationError: A value does not suit the model.
+            AttentionUnavailableError: This llama.cpp does not show its attention.
+        """
+        super().__init__()
+        for name, value in {
+            "n_ctx": n_ctx,
+            "max_candidates": max_candidates,
+            "candidate_tokens": candidate_tokens,
+            "attention_layers": attention_layers,
+            "n_threads": 1 if n_threads is None else n_threads,
+            "n_batch": n_batch,
+            "n_ubatch": n_ubatch,
+        }.items():
+            if value < 1:
+                raise ConfigurationError(f"{name} must be at least 1, not {value}")
+        if max_candidates > MAX_SEQUENCES - 1:
+            raise ConfigurationError(
+                f"max_candidates must be at most {MAX_SEQUENCES - 1}, not {max_candidates}"
+            )
+        if kv_type not in KV_TYPES:
+            raise ConfigurationError(
+                f"kv_type must be one of {', '.join(KV_TYPES)}, not {kv_type!r}"
+            )
+        log.verbose |= verbose
+        self._weights: Weights | None = load_weights(check_own_file(Path(path)), n_gpu_layers)
+        model = self._model
+        if model.obstacle:
+            raise ConfigurationError(
+                f"{model.path} cannot be used: the model {model.obstacle}; take a causal "
+                "transformer"
+            )
+        if n_ctx > model.n_ctx_train:
+            raise ConfigurationError(
+                f"n_ctx={n_ctx} is longer than the {model.n_ctx_train} tokens that {model.path} "
+                "was trained for; lower n_ctx"
+            )
+        self.name = model.metadata("general.name") or model.path.stem
+        self.capabilities = Capabilities(logprobs=True, attention=attention, logits=True)
+        self.context_length = n_ctx
+        self.max_candidates = max_candidates
+        self._settings = ContextSettings(
+            cells=n_ctx + (max_candidates - 1) * candidate_tokens,
+            sequences=max_candidates,
+            n_batch=n_batch,
+            n_ubatch=min(n_ubatch, n_batch),
+            n_threads=n_threads or available_cores(),
+            kv_type=kv_type,
+            flash_attention=not attention and kv_type != "f32",
+        )
+        source = model.chat_template
+        self._template = source and ChatTemplate(
+            source, model.token_text(model.bos), model.token_text(model.eos)
+        )
+
+    @property
+    def vocabulary(self) -> str:
+        """See `Engine.vocabulary`."""
+        return self._model.fingerprint
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """See `Engine.encode`."""
+        text = prompt.text if prompt.text is not None else self._render(prompt)
+        tokens = self._model.tokenize(text, special=True)
+        if self._model.wants_bos and tokens[:1] != [self._model.bos]:
+            tokens.insert(0, self._model.bos)
+        return tokens
+
+    def encode_text(self, text: str) -> list[int]:
+        """See `Tokenizer.encode_text`."""
+        return self._model.tokenize(text, special=False)
+
+    def token_bytes(self, token: int) -> bytes:
+        """See `Tokenizer.token_bytes`."""
+        return self._model.token_bytes(token)
+
+    def is_end(self, token: int) -> bool:
+        """See `Tokenizer.is_end`."""
+        return self._model.is_end(token)
+
+    def new_cache(self) -> LlamaCppCache:
+        """See `LocalEngine.new_cache`."""
+        return LlamaCppCache(Context(self._model, self._settings))
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        super().close()
+        self._weights = None
+
+    @property
+    def _model(self) -> Weights:
+        if self._weights is None:
+            raise EngineError(f"the engine {self.name} is closed; load the model again")
+        return self._weights
+
+    def _render(self, prompt: Prompt) -> str:
+        if not self._template:
+            raise ConfigurationError(
+                f"{self.name} has no chat template; give the prompt as text, or take an "
+                "instruction-tuned model"
+            )
+        return self._template.render(prompt.messages, prompt.tools)
+
+
+class LlamaCppCache:
+    """A `Cache` over a llama.cpp context: branch i is the context's sequence i."""
+
+    def __init__(self, context: Context) -> None:
+        """Start empty."""
+        self._context = context
+        self._cancelled: Callable[[], bool] | None = None
+        self._lengths = [0]  # of each branch
+
+    def configure(
+        self, grounding: GroundingSpec | None, cancelled: Callable[[], bool] | None
+    ) -> None:
+        """See `Cache.configure`."""
+        self._cancelled = cancelled
+
+    def fork(self, n: int, length: int) -> None:
+        """See `Cache.fork`."""
+        if n > self._context.n_sequences:
+            raise ConfigurationError(
+                f"{n} candidates are more than the engine's max_candidates="
+                f"{self._context.n_sequences}; load the model with more"
+            )
+        self._drop_branches()
+        for branch in range(1, n):
+            self._context.copy(0, branch, 0, length)
+            self._lengths.append(length)
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        branches: Sequence[int],
+        *,
+        context: bool,
+        all_logits: bool,
+    ) -> Rows:
+        """See `Cache.forward`."""
+        limit = self._context.n_outputs if all_logits else self._context.n_batch
+        blocks = []
+        try:
+            for start in range(0, len(tokens), limit):
+                block = slice(start, start + limit)
+                last = start + limit >= len(tokens)
+                logits = self._context.decode(
+                    tokens[block],
+                    positions[block],
+                    branches[block],
+                    all_logits=all_logits,
+                    cancelled=self._cancelled if len(tokens) > ABORTABLE_TOKENS else None,
+                )
+                blocks.append(logits if last else logits.copy())
+        except BaseException:
+            self._cut_back(positions, branches)
+            raise
+        for branch, position in zip(branches, positions, strict=True):
+            self._lengths[branch] = position + 1
+        logits = np.concatenate(blocks) if all_logits and len(blocks) > 1 else blocks[-1]
+        return Rows(logits, None)
+
+    def keep(self, branch: int, length: int) -> None:
+        """See `Cache.keep`."""
+        if branch:
+            shared = min(self._lengths[0], length)
+            self._context.cut(0, shared)
+            self._context.copy(branch, 0, shared, length)
+            self._lengths[0] = length
+        self._drop_branches()
+        if self._lengths[0] > length:
+            self._context.cut(0, length)
+            self._lengths[0] = length
+
+    def close(self) -> None:
+        """See `Cache.close`."""
+        self._context.close()
+
+    def _drop_branches(self) -> None:
+        for branch in range(1, len(self._lengths)):
+            self._context.cut(branch, 0)
+        del self._lengths[1:]
+
+    def _cut_back(self, positions: Sequence[int], branches: Sequence[int]) -> None:
+        """Remove what a failed forward pass may have left behind."""
+        for branch, position in zip(reversed(branches), reversed(positions), strict=True):
+            self._context.cut(branch, position)
+
+
+def available_cores() -> int:
+    """Return how many physical cores the process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    if affinity is None:
+        return os.cpu_count() or 1
+    cpus = affinity(0)
+    cores = set()
+    for cpu in cpus:
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            cores.add(
+                tuple((topology / part).read_text() for part in ("physical_package_id", "core_id"))
+            )
+        except OSError:
+            return len(cpus)
+    return len(cores)

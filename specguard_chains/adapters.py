@@ -1,0 +1,59 @@
+"""Engines by name, loaded when they are first used.
+
+>>> from specguard_chains.adapters import LlamaCppEngine
+>>> engine = LlamaCppEngine("model.gguf", n_ctx=4096)  # doctest: +SKIP
+
+Other packages add engines through the entry point group `specguard_chains.engines`: the engine's
+class then has its own name here.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specguard_adapters.llama_cpp import LlamaCppEngine
+
+__all__ = ["LlamaCppEngine"]
+
+GROUP = "specguard_chains.engines"
+
+_OWN = {"LlamaCppEngine": ("specguard_adapters.llama_cpp", "llama_cpp", "llama-cpp")}
+"""Class -> (module, the package that it needs, the extra that installs this package)."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import an engine class."""
+    if name in _OWN:
+        return _load_own(name)
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    others = {_class_name(entry): entry for entry in entry_points(group=GROUP)}
+    if name in others:
+        return others[name].load()
+    known = ", ".join(sorted({*_OWN, *others}))
+    raise AttributeError(f"there is no engine {name!r}; there are {known}")
+
+
+def __dir__() -> list[str]:
+    """List the engines, whether or not their packages are installed."""
+    return sorted({*_OWN, *map(_class_name, entry_points(group=GROUP))})
+
+
+def _load_own(name: str) -> Any:
+    module, package, extra = _OWN[name]
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise ImportError(
+            f"{name} needs {package}, which is not installed: "
+            f"pip install 'specguard_chains[{extra}]'"
+        ) from error
+
+
+def _class_name(entry: EntryPoint) -> str:
+    return entry.attr.rpartition(".")[2] or entry.name

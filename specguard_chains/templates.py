@@ -1,0 +1,158 @@
+"""Chat templates, rendered as `transformers` renders them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from specguard_chains.errors import ConfigurationError
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class ChatTemplate:
+    """A model's Jinja template: chat messages -> the text that the model continues."""
+
+    def __init__(self, source: str, bos_token: str = "", eos_token: str = "") -> None:
+        """Compile a template.
+
+        Raises:
+            ConfigurationError: The template is not valid Jinja.
+        """
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise ConfigurationError(
+                f"the model's chat template is broken (line {error.lineno}: {error}); "
+                "give the prompt as text"
+            ) from error
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+
+    def render(
+        self, messages: Messages, tools: Messages = (), *, add_generation_prompt: bool = True
+    ) -> str:
+        """Return the prompt text.
+
+        Many templates refuse what others take. A template that refuses system messages gets their
+        text at the head of the first user message; one that insists on alternating roles gets
+        neighbours of the same role merged.
+
+        Raises:
+            ConfigurationError: The template refuses the messages in every form.
+        """
+        error: Exception | None = None
+        for adapted in _adaptations(messages):
+            try:
+                return self._template.render(
+                    messages=adapted,
+                    tools=list(tools) or None,
+                    documents=None,
+                    add_generation_prompt=add_generation_prompt,
+                    **self._tokens,
+                )
+            except (TemplateError, TypeError) as refusal:
+                error = error or refusal
+        raise ConfigurationError(
+            f"the model's chat template refuses these messages: {error}; change them, or give the "
+            "prompt as text"
+        ) from error
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks what a model wrote, for training; here it means nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _adaptations(messages: Messages) -> Iterator[Messages]:
+    """Yield the messages as they are, then in forms that stricter templates take."""
+    seen: list[Messages] = []
+    folded = _fold_system(messages)
+    for adapted in (messages, _merge_neighbours(messages), folded, _merge_neighbours(folded)):
+        if adapted not in seen:
+            seen.append(adapted)
+            yield adapted
+
+
+def _fold_system(messages: Messages) -> Messages:
+    """Put the text of a leading system message in front of the first user message."""
+    if len(messages) < 2 or messages[0].get("role") != "system":
+        return messages
+    system, *rest = messages
+    for i, message in enumerate(rest):
+        if message.get("role") == "user":
+            content = _joined(system.get("content"), message.get("content"))
+            return [*rest[:i], {**message, "content": content}, *rest[i + 1 :]]
+    return messages
+
+
+def _merge_neighbours(messages: Messages) -> Messages:
+    """Join neighbours of the same role that consist of nothing but text."""
+    merged: list[Mapping[str, Any]] = []
+    for message in messages:
+        before = merged[-1] if merged else {}
+        if before.get("role") == message.get("role") and before.keys() == message.keys() == _PLAIN:
+            content = _joined(before["content"], message["content"])
+            merged[-1] = {**message, "content": content}
+        else:
+            merged.append(message)
+    return merged
+
+
+_PLAIN = {"role", "content"}
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Join two contents: texts, or lists of content parts."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    return [*_parts(first), *_parts(second)]
+
+
+def _parts(content: Any) -> list[Any]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return list(content or ())
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON without the HTML escapes of Jinja's own filter."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
