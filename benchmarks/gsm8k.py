@@ -1,0 +1,137 @@
+"""SpecGuard Greedy against both models alone: accuracy, time and acceptance in one run.
+
+    python benchmarks/gsm8k.py --data gsm8k.jsonl --limit 40 --out results.jsonl
+
+The data are JSON lines with "question" and "answer" (the final number). The decoders take turns on
+every problem, each from a cold prompt cache, so that drift of the machine hits all alike. Answers
+are checked with math-verify. Results are appended as they come; a run that is started again goes
+on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from math_verify import parse, verify
+
+from specguard_chains.assembly import assemble
+from specguard_chains.calibrations.fitting import INSTRUCTION
+from specguard_chains.decoding.decoder import Decoder, Request
+from specguard_chains.decoding.engine import Prompt
+from specguard_chains.decoding.sampling import Sampling
+from specguard_chains.metrics import Metrics
+from specguard_chains.options import SpecGuardOptions
+
+DECODERS = ("target", "draft", "specguard-greedy")
+
+
+def answer_is_right(text: str, answer: str) -> bool:
+    """Whether the text's final answer equals the given number."""
+    return bool(verify(parse(answer), parse(text)))
+
+
+def run(decoder: Decoder, question: str, max_tokens: int) -> dict[str, Any]:
+    for engine in decoder.engines:
+        engine.clear()
+    messages = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": question}]
+    request = Request(Prompt(messages=messages), Sampling(temperature=0), max_tokens=max_tokens)
+    start = time.perf_counter()
+    steps = list(decoder.decode(request))
+    seconds = time.perf_counter() - start
+    return {
+        "text": "".join(step.text for step in steps),
+        "seconds": seconds,
+        "tokens": sum(step.answer_tokens for step in steps),
+        "finish_reason": steps[-1].finish_reason,
+        "metrics": Metrics.of(steps).to_dict(),
+        "steps": [
+            {
+                "source": s.source,
+                "score": s.score,
+                "confidence": s.confidence,
+                "grounding": s.grounding,
+                "tokens": s.answer_tokens,
+            }
+            for s in steps
+        ],
+    }
+
+
+def wilson(correct: int, n: int, z: float = 1.96) -> tuple[float, float]:
+    """Return the 95 % Wilson interval of a share."""
+    share, centre = correct / n, correct / n + z * z / (2 * n)
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return (centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)
+
+
+def report(results: list[dict[str, Any]]) -> None:
+    by_decoder = {name: [r for r in results if r["decoder"] == name] for name in DECODERS}
+    target_seconds = sum(r["seconds"] for r in by_decoder["target"])
+    print("| decoder | right | 95 % interval | s a problem | time to target's | steps kept |")
+    print("|---|---|---|---|---|---|")
+    for name, rows in by_decoder.items():
+        correct, n = sum(r["right"] for r in rows), len(rows)
+        low, high = wilson(correct, n)
+        drafts = sum(r["metrics"]["num_drafts"] for r in rows)
+        accepted = sum(r["metrics"]["num_accepted_steps"] for r in rows)
+        seconds = [r["seconds"] for r in rows]
+        kept = f"{accepted / drafts:.0%}" if drafts else "–"
+        print(
+            f"| {name} | {correct}/{n} = {correct / n:.1%} | {low:.0%} to {high:.0%} | "
+            f"{statistics.mean(seconds):.1f} | {sum(seconds) / target_seconds:.2f} | {kept} |"
+        )
+    guarded = [r["metrics"] for r in by_decoder["specguard-greedy"]]
+    split = {part: sum(m[f"{part}_seconds"] for m in guarded) for part in ("draft", "target")}
+    print(f"\nspecguard-greedy: {split['draft']:.0f} s drafting, {split['target']:.0f} s target")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--limit", type=int, default=40)
+    parser.add_argument("--max-tokens", type=int, default=600)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threshold", type=float, default=SpecGuardOptions().threshold)
+    parser.add_argument(
+        "--confidence-weight", type=float, default=SpecGuardOptions().confidence_weight
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    decoders = {
+        name: assemble(
+            SpecGuardOptions(
+                decoder=name,
+                num_candidates=1,
+                n_threads=arguments.threads,
+                threshold=arguments.threshold,
+                confidence_weight=arguments.confidence_weight,
+            )
+        )
+        for name in DECODERS
+    }
+    problems = [json.loads(line) for line in arguments.data.open(encoding="utf-8")]
+    results: list[dict[str, Any]] = []
+    if arguments.out.exists():
+        results = [json.loads(line) for line in arguments.out.open(encoding="utf-8")]
+    done = {(r["id"], r["decoder"]) for r in results}
+    for problem in problems[: arguments.limit]:
+        for name, decoder in decoders.items():
+            if (problem["id"], name) in done:
+                continue
+            result = run(decoder, problem["question"], arguments.max_tokens)
+            right = answer_is_right(result["text"], problem["answer"])
+            results.append({"id": problem["id"], "decoder": name, "right": right, **result})
+            with arguments.out.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(results[-1]) + "\n")
+            print(problem["id"], name, right, f"{result['seconds']:.1f} s", flush=True)
+    report(results)
+
+
+if __name__ == "__main__":
+    main()
