@@ -7,31 +7,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
-from specguard_adapters._llama import (
-    KV_TYPES,
-    MAX_SEQUENCES,
-    Context,
-    ContextSettings,
-    Weights,
-    load_weights,
-    log,
-)
+from specguard_adapters._ggml import AttentionTap
+from specguard_adapters._llama_cache import LlamaCppCache, check_attention
+from specguard_adapters._llama_context import KV_TYPES, MAX_SEQUENCES, Context, ContextSettings
+from specguard_adapters._llama_weights import Weights, load_weights, log
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.grounding import GroundingSpec
-from specguard_chains.decoding.local import Rows
+from specguard_chains.decoding.local import LocalSession
 from specguard_chains.decoding.local_engine import LocalEngine
 from specguard_chains.errors import ConfigurationError, EngineError
 from specguard_chains.models.cache import check_own_file
 from specguard_chains.templates import ChatTemplate
 
-ABORTABLE_TOKENS = 16
-"""Longer runs can be cancelled while they are computed; shorter ones only before and after."""
+MAX_CANDIDATES = MAX_SEQUENCES - 1
 
 
 class LlamaCppEngine(LocalEngine):
@@ -77,20 +69,18 @@ class LlamaCppEngine(LocalEngine):
             AttentionUnavailableError: This llama.cpp does not show its attention.
         """
         super().__init__()
-        for name, value in {
-            "n_ctx": n_ctx,
-            "max_candidates": max_candidates,
-            "candidate_tokens": candidate_tokens,
-            "attention_layers": attention_layers,
-            "n_threads": 1 if n_threads is None else n_threads,
-            "n_batch": n_batch,
-            "n_ubatch": n_ubatch,
-        }.items():
-            if value < 1:
-                raise ConfigurationError(f"{name} must be at least 1, not {value}")
-        if max_candidates > MAX_SEQUENCES - 1:
+        _check_at_least_one(
+            n_ctx=n_ctx,
+            max_candidates=max_candidates,
+            candidate_tokens=candidate_tokens,
+            attention_layers=attention_layers,
+            n_threads=n_threads,
+            n_batch=n_batch,
+            n_ubatch=n_ubatch,
+        )
+        if max_candidates > MAX_CANDIDATES:
             raise ConfigurationError(
-                f"max_candidates must be at most {MAX_SEQUENCES - 1}, not {max_candidates}"
+                f"max_candidates must be at most {MAX_CANDIDATES}, not {max_candidates}"
             )
         if kv_type not in KV_TYPES:
             raise ConfigurationError(
@@ -99,20 +89,11 @@ class LlamaCppEngine(LocalEngine):
         log.verbose |= verbose
         self._weights: Weights | None = load_weights(check_own_file(Path(path)), n_gpu_layers)
         model = self._model
-        if model.obstacle:
-            raise ConfigurationError(
-                f"{model.path} cannot be used: the model {model.obstacle}; take a causal "
-                "transformer"
-            )
-        if n_ctx > model.n_ctx_train:
-            raise ConfigurationError(
-                f"n_ctx={n_ctx} is longer than the {model.n_ctx_train} tokens that {model.path} "
-                "was trained for; lower n_ctx"
-            )
+        _check_model(model, n_ctx=n_ctx, attention_layers=attention_layers if attention else 0)
         self.name = model.metadata("general.name") or model.path.stem
         self.capabilities = Capabilities(logprobs=True, attention=attention, logits=True)
         self.context_length = n_ctx
-        self.max_candidates = max_candidates
+        self._attention_layers = attention_layers
         self._settings = ContextSettings(
             cells=n_ctx + (max_candidates - 1) * candidate_tokens,
             sequences=max_candidates,
@@ -122,6 +103,8 @@ class LlamaCppEngine(LocalEngine):
             kv_type=kv_type,
             flash_attention=not attention and kv_type != "f32",
         )
+        if attention:
+            check_attention(model, self._settings, attention_layers)
         source = model.chat_template
         self._template = source and ChatTemplate(
             source, model.token_text(model.bos), model.token_text(model.eos)
@@ -154,7 +137,24 @@ class LlamaCppEngine(LocalEngine):
 
     def new_cache(self) -> LlamaCppCache:
         """See `LocalEngine.new_cache`."""
-        return LlamaCppCache(Context(self._model, self._settings))
+        tap = AttentionTap() if self.capabilities.attention else None
+        context = Context(self._model, self._settings, tap)
+        return LlamaCppCache(context, self.context_length)
+
+    def open(
+        self,
+        prompt: Prompt,
+        *,
+        grounding: GroundingSpec | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> LocalSession:
+        """See `Engine.open`."""
+        if grounding is not None and grounding.layers > self._attention_layers:
+            raise ConfigurationError(
+                f"grounding over {grounding.layers} layers needs attention_layers="
+                f"{grounding.layers}; {self.name} is loaded with {self._attention_layers}"
+            )
+        return super().open(prompt, grounding=grounding, cancelled=cancelled)
 
     def close(self) -> None:
         """See `Engine.close`."""
@@ -176,90 +176,27 @@ class LlamaCppEngine(LocalEngine):
         return self._template.render(prompt.messages, prompt.tools)
 
 
-class LlamaCppCache:
-    """A `Cache` over a llama.cpp context: branch i is the context's sequence i."""
+def _check_at_least_one(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{name} must be at least 1, not {value}")
 
-    def __init__(self, context: Context) -> None:
-        """Start empty."""
-        self._context = context
-        self._cancelled: Callable[[], bool] | None = None
-        self._lengths = [0]  # of each branch
 
-    def configure(
-        self, grounding: GroundingSpec | None, cancelled: Callable[[], bool] | None
-    ) -> None:
-        """See `Cache.configure`."""
-        self._cancelled = cancelled
-
-    def fork(self, n: int, length: int) -> None:
-        """See `Cache.fork`."""
-        if n > self._context.n_sequences:
-            raise ConfigurationError(
-                f"{n} candidates are more than the engine's max_candidates="
-                f"{self._context.n_sequences}; load the model with more"
-            )
-        self._drop_branches()
-        for branch in range(1, n):
-            self._context.copy(0, branch, 0, length)
-            self._lengths.append(length)
-
-    def forward(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        branches: Sequence[int],
-        *,
-        context: bool,
-        all_logits: bool,
-    ) -> Rows:
-        """See `Cache.forward`."""
-        limit = self._context.n_outputs if all_logits else self._context.n_batch
-        blocks = []
-        try:
-            for start in range(0, len(tokens), limit):
-                block = slice(start, start + limit)
-                last = start + limit >= len(tokens)
-                logits = self._context.decode(
-                    tokens[block],
-                    positions[block],
-                    branches[block],
-                    all_logits=all_logits,
-                    cancelled=self._cancelled if len(tokens) > ABORTABLE_TOKENS else None,
-                )
-                blocks.append(logits if last else logits.copy())
-        except BaseException:
-            self._cut_back(positions, branches)
-            raise
-        for branch, position in zip(branches, positions, strict=True):
-            self._lengths[branch] = position + 1
-        logits = np.concatenate(blocks) if all_logits and len(blocks) > 1 else blocks[-1]
-        return Rows(logits, None)
-
-    def keep(self, branch: int, length: int) -> None:
-        """See `Cache.keep`."""
-        if branch:
-            shared = min(self._lengths[0], length)
-            self._context.cut(0, shared)
-            self._context.copy(branch, 0, shared, length)
-            self._lengths[0] = length
-        self._drop_branches()
-        if self._lengths[0] > length:
-            self._context.cut(0, length)
-            self._lengths[0] = length
-
-    def close(self) -> None:
-        """See `Cache.close`."""
-        self._context.close()
-
-    def _drop_branches(self) -> None:
-        for branch in range(1, len(self._lengths)):
-            self._context.cut(branch, 0)
-        del self._lengths[1:]
-
-    def _cut_back(self, positions: Sequence[int], branches: Sequence[int]) -> None:
-        """Remove what a failed forward pass may have left behind."""
-        for branch, position in zip(reversed(branches), reversed(positions), strict=True):
-            self._context.cut(branch, position)
+def _check_model(model: Weights, *, n_ctx: int, attention_layers: int) -> None:
+    if model.obstacle:
+        raise ConfigurationError(
+            f"{model.path} cannot be used: the model {model.obstacle}; take a causal transformer"
+        )
+    if n_ctx > model.n_ctx_train:
+        raise ConfigurationError(
+            f"n_ctx={n_ctx} is longer than the {model.n_ctx_train} tokens that {model.path} was "
+            "trained for; lower n_ctx"
+        )
+    if attention_layers > model.n_layer:
+        raise ConfigurationError(
+            f"attention_layers={attention_layers} is more than the {model.n_layer} layers of "
+            f"{model.path}"
+        )
 
 
 def available_cores() -> int:

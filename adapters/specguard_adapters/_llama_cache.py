@@ -1,0 +1,204 @@
+"""KV memory of one sequence and its candidates in llama.cpp, with the grounding of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from specguard_adapters._ggml import AttentionTap, FullAttention
+from specguard_adapters._llama_context import Context, ContextSettings
+from specguard_adapters._llama_weights import VERSION, Weights
+from specguard_chains.decoding.grounding import GroundingSpec, Rollout
+from specguard_chains.decoding.local import Rows
+from specguard_chains.errors import AttentionUnavailableError, ConfigurationError, EngineError
+
+IntArray = npt.NDArray[np.intp]
+
+ABORTABLE_TOKENS = 16
+"""Longer runs can be cancelled while they are computed; shorter ones only before and after."""
+
+
+class LlamaCppCache:
+    """A `Cache` over a llama.cpp context: branch i is the context's sequence i."""
+
+    def __init__(self, context: Context, context_length: int) -> None:
+        """Start empty."""
+        self._context = context
+        self._cancelled: Callable[[], bool] | None = None
+        self._lengths = [0]  # of each branch
+        self._committed = 0  # tokens of branch 0 that are context
+        self._rollout: Rollout | None = None
+        # Where the step in progress lies, [branch, position]; the cells of candidates interleave.
+        self._cells = np.zeros((context.n_sequences, context_length), dtype=np.intp)
+
+    def configure(
+        self, grounding: GroundingSpec | None, cancelled: Callable[[], bool] | None
+    ) -> None:
+        """See `Cache.configure`."""
+        self._cancelled = cancelled
+        if grounding is None:
+            self._rollout = None
+        elif self._rollout is None or self._rollout.spec != grounding:
+            self._rollout = Rollout(grounding, self._context.cells)
+
+    def fork(self, n: int, length: int) -> None:
+        """See `Cache.fork`."""
+        if n > self._context.n_sequences:
+            raise ConfigurationError(
+                f"{n} candidates are more than the engine's max_candidates="
+                f"{self._context.n_sequences}; load the model with more"
+            )
+        self._drop_branches()
+        for branch in range(1, n):
+            self._context.copy(0, branch, 0, length)
+            self._lengths.append(length)
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        branches: Sequence[int],
+        *,
+        context: bool,
+        all_logits: bool,
+    ) -> Rows:
+        """See `Cache.forward`. Context has no grounding; tokens of a step have one each."""
+        limit = self._context.n_outputs if all_logits else self._context.n_batch
+        parts = [slice(i, i + limit) for i in range(0, len(tokens), limit)]
+        logits, cells = [], []
+        try:
+            for part in parts:
+                listener = self._listen(context)
+                rows = self._context.decode(
+                    tokens[part],
+                    positions[part],
+                    branches[part],
+                    all_logits=all_logits,
+                    cancelled=self._cancelled if len(tokens) > ABORTABLE_TOKENS else None,
+                )
+                logits.append(rows if part is parts[-1] else rows.copy())
+                if listener is not None:
+                    cells += listener.cells
+        except BaseException:
+            self._cut_back(positions, branches)
+            raise
+        for branch, position in zip(branches, positions, strict=True):
+            self._lengths[branch] = position + 1
+        if context:
+            self._committed = self._lengths[0]
+        grounding = None
+        if self._rollout is not None and not context:
+            placed = np.concatenate(cells)
+            self._cells[branches, positions] = placed
+            grounding = self._rollout.grounding(placed)
+        return Rows(np.concatenate(logits) if all_logits and parts[1:] else logits[-1], grounding)
+
+    def keep(self, branch: int, length: int) -> None:
+        """See `Cache.keep`."""
+        if branch:
+            self._context.cut(0, self._committed)
+            self._context.copy(branch, 0, self._committed, length)
+            self._lengths[0] = length
+        self._drop_branches()
+        if self._lengths[0] > length:
+            self._context.cut(0, length)
+            self._lengths[0] = length
+        if self._rollout is not None and length > self._committed:
+            self._rollout.commit(self._cells[branch, self._committed : length])
+        self._committed = length
+
+    def close(self) -> None:
+        """See `Cache.close`."""
+        self._context.close()
+
+    def _listen(self, context: bool) -> _Listener | None:
+        """Have the coming decode's attention rolled out."""
+        tap = self._context.tap
+        if tap is None:
+            return None
+        if self._rollout is None:
+            tap.listen(None)
+            return None
+        listener = _Listener(self._rollout, context)
+        n_layer = self._context.weights.n_layer
+        # Nothing looks at the context's values in the top layer.
+        tap.listen(listener, range(n_layer - self._rollout.spec.layers, n_layer - context))
+        return listener
+
+    def _drop_branches(self) -> None:
+        for branch in range(1, len(self._lengths)):
+            self._context.cut(branch, 0)
+        del self._lengths[1:]
+
+    def _cut_back(self, positions: Sequence[int], branches: Sequence[int]) -> None:
+        """Remove what a failed forward pass may have left behind."""
+        first = dict(zip(reversed(branches), reversed(positions), strict=True))
+        for branch, position in first.items():
+            self._context.cut(branch, position)
+
+
+class _Listener:
+    """Feeds a rollout with the attention of one decode, and collects the cells of its tokens."""
+
+    def __init__(self, rollout: Rollout, context: bool) -> None:
+        self._rollout = rollout
+        self._context = context
+        self.cells: list[IntArray] = []
+        self.absorb = rollout.absorb
+
+    def begin(self, cells: IntArray) -> None:
+        self.cells.append(cells)
+        self._rollout.begin(cells, context=self._context)
+
+
+def read_attention(context: Context, tokens: Sequence[int], layers: range) -> FullAttention:
+    """Return the attention of some layers over tokens at the start of an empty context."""
+    assert context.tap is not None
+    attention = FullAttention(len(layers))
+    for start in range(0, len(tokens), context.n_batch):
+        block = tokens[start : start + context.n_batch]
+        positions = range(start, start + len(block))
+        context.tap.listen(attention, layers)
+        context.decode(block, positions, [0] * len(block), all_logits=False)
+    return attention
+
+
+def check_attention(weights: Weights, settings: ContextSettings, layers: int) -> None:
+    """Check on a few tokens that the last layers' attention is what this module takes it for.
+
+    Raises:
+        AttentionUnavailableError: It is not; the message names what differs.
+    """
+    tokens = list(range(min(5, weights.n_vocab)))
+    small = replace(settings, cells=256, n_batch=64, n_ubatch=64)
+    context = Context(weights, small, AttentionTap())
+    try:
+        seen = read_attention(context, tokens, range(weights.n_layer - layers, weights.n_layer))
+        problem = _oddity(seen, len(tokens))
+    except EngineError as error:
+        problem = str(error)
+    finally:
+        context.close()
+    if problem:
+        raise AttentionUnavailableError(
+            f"the attention of {weights.path.name} cannot be read with llama-cpp-python {VERSION}: "
+            f"{problem}; load the model with attention=False, or install the version 0.3.36"
+        )
+
+
+def _oddity(seen: FullAttention, tokens: int) -> str | None:
+    """Return what is wrong with the attention among the first tokens of an empty context."""
+    if missing := seen.missing():
+        return f"no attention seen in {missing} of the layers"
+    if seen.cells.tolist() != list(range(tokens)):
+        return f"{tokens} tokens lie in the cells {seen.cells.tolist()}"
+    attention = seen.matrix()
+    if np.triu(attention, 1).any():
+        return "tokens attend to later ones"
+    sums = attention.sum(axis=-1)
+    if np.abs(sums - 1).max() > 1e-3:  # NaN is no oddity that a comparison finds
+        return f"rows sum to {sums.min():.3f} to {sums.max():.3f} instead of 1"
+    return None

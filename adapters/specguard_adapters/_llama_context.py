@@ -1,0 +1,251 @@
+"""Contexts of llama.cpp: KV memory for several sequences, and the forward pass.
+
+Many misuses of llama.cpp end the process, so everything is checked on this side of the border:
+lengths and ranges before a call, every return code after it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from specguard_adapters._ggml import AttentionTap
+from specguard_adapters._llama_weights import Weights, log
+from specguard_chains.errors import ContextOverflowError, DecodingCancelled, EngineError
+
+FloatArray = npt.NDArray[np.float32]
+
+MAX_SEQUENCES: int = llama_cpp.llama_max_parallel_sequences()
+MAX_OUTPUTS = 64
+"""Rows of logits that one decode may ask for; llama.cpp reserves memory for all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSettings:
+    """How a context is set up; `cells` is the room for tokens, over all sequences."""
+
+    cells: int
+    sequences: int
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    kv_type: str
+    flash_attention: bool
+
+
+KV_TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "f32": llama_cpp.GGML_TYPE_F32}
+
+
+class Context:
+    """KV memory for several sequences that share one pool of cells, and the forward pass."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        settings: ContextSettings,
+        tap: AttentionTap | None = None,
+    ) -> None:
+        """Reserve the memory.
+
+        Args:
+            weights: The model.
+            settings: Sizes and types.
+            tap: Reads the attention; needs `flash_attention=False`.
+
+        Raises:
+            EngineError: The memory cannot be reserved.
+        """
+        self.weights = weights
+        self.n_sequences = settings.sequences
+        self.tap = tap
+        self._cancelled: Callable[[], bool] | None = None
+        self._on_abort_check = llama_cpp.ggml_abort_callback(self._abort)
+        self.n_outputs = min(max(MAX_OUTPUTS, settings.sequences), settings.n_batch)
+        log.errors.clear()
+        handle = llama_cpp.llama_init_from_model(weights.handle, self._params(settings))
+        if not handle:
+            raise EngineError(
+                f"no memory for a context of {settings.cells} tokens; lower n_ctx. "
+                f"llama.cpp says: {log.latest_error()}"
+            )
+        self._handle: int = handle
+        self._free = weakref.finalize(self, _free_context, handle, weights)
+        self._memory: int = llama_cpp.llama_get_memory(handle)
+        self.cells: int = llama_cpp.llama_n_ctx(handle)
+        self.n_batch: int = llama_cpp.llama_n_batch(handle)
+        self._batch = _Batch(self.n_batch)
+
+    def _params(self, settings: ContextSettings) -> Any:
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = settings.cells
+        params.n_batch = settings.n_batch
+        params.n_ubatch = settings.n_ubatch
+        params.n_seq_max = settings.sequences
+        params.n_outputs_max = self.n_outputs
+        params.n_threads = params.n_threads_batch = settings.n_threads
+        params.type_k = params.type_v = KV_TYPES[settings.kv_type]
+        params.flash_attn_type = (
+            llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO
+            if settings.flash_attention
+            else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
+        params.kv_unified = True  # False splits the cells, and seq_cp would copy or abort
+        params.swa_full = True  # else cells behind the window are gone and cannot be rolled back
+        params.no_perf = True
+        if self.tap is not None:
+            params.cb_eval = self.tap.callback
+        return params
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        *,
+        all_logits: bool,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> FloatArray:
+        """Compute at most `n_batch` tokens; return logits that live until the next call.
+
+        Shape (n, vocabulary), or (1, vocabulary) for the last token alone; `cancelled` is asked
+        between the nodes of the graph.
+
+        Raises:
+            ContextOverflowError: There are not enough free cells; nothing was computed.
+            DecodingCancelled: `cancelled` said so; some tokens may have been computed.
+            EngineError: llama.cpp failed.
+        """
+        self._check_open()
+        outputs = len(tokens) if all_logits else 1
+        self._check_batch(tokens, sequences, outputs)
+        batch = self._batch.fill(tokens, positions, sequences, all_logits=all_logits)
+        self._watch(cancelled)
+        code = llama_cpp.llama_decode(self._handle, batch)
+        if self.tap is not None:
+            self.tap.raise_error()
+        if code == 1:
+            raise ContextOverflowError(
+                f"{len(tokens)} more tokens do not fit into the cache of {self.cells}; raise n_ctx "
+                "or candidate_tokens, or shorten the steps"
+            )
+        if code == 2:
+            raise DecodingCancelled("the request was cancelled")
+        if code != 0:
+            raise EngineError(
+                f"llama_decode failed with code {code} on {len(tokens)} tokens from position "
+                f"{positions[0]}; llama.cpp says: {log.latest_error()}"
+            )
+        return self._logits(outputs)
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        """Let a sequence share another one's positions [start, end); copies no data."""
+        self._check_open()
+        self._check_sequence(source)
+        self._check_sequence(target)
+        llama_cpp.llama_memory_seq_cp(self._memory, source, target, start, end)
+
+    def cut(self, sequence: int, length: int) -> None:
+        """Remove a sequence's positions from `length` on."""
+        self._check_open()
+        self._check_sequence(sequence)
+        if not llama_cpp.llama_memory_seq_rm(self._memory, sequence, length, -1):
+            raise EngineError(
+                f"{self.weights.path.name} cannot be rolled back to {length} tokens; "
+                "take a model without recurrent layers"
+            )
+
+    def close(self) -> None:
+        """Free the memory; twice does no harm."""
+        self._free()
+
+    def _logits(self, rows: int) -> FloatArray:
+        pointer = llama_cpp.llama_get_logits(self._handle)
+        if not pointer:
+            raise EngineError("llama.cpp returned no logits")
+        return np.ctypeslib.as_array(pointer, shape=(rows, self.weights.n_vocab))
+
+    def _watch(self, cancelled: Callable[[], bool] | None) -> None:
+        """Ask `cancelled` between the nodes of the coming decodes."""
+        if cancelled is not self._cancelled:
+            self._cancelled = cancelled
+            check = self._on_abort_check if cancelled else llama_cpp.ggml_abort_callback()
+            llama_cpp.llama_set_abort_callback(self._handle, check, None)
+
+    def _abort(self, _: int | None) -> bool:
+        return self._cancelled is not None and self._cancelled()
+
+    def _check_open(self) -> None:
+        if not self._free.alive:
+            raise EngineError(f"the memory of {self.weights.path.name} is closed")
+
+    def _check_sequence(self, sequence: int) -> None:
+        if not 0 <= sequence < self.n_sequences:  # llama.cpp would abort the process
+            raise EngineError(f"sequence {sequence} is not one of the {self.n_sequences}")
+
+    def _check_batch(self, tokens: Sequence[int], sequences: Sequence[int], outputs: int) -> None:
+        if not 0 < len(tokens) <= self.n_batch or outputs > self.n_outputs:
+            raise EngineError(
+                f"a batch of {len(tokens)} tokens with {outputs} rows of logits is not within "
+                f"1 to {self.n_batch} and {self.n_outputs}"
+            )
+        if min(tokens) < 0 or max(tokens) >= self.weights.n_vocab:
+            raise EngineError(f"a token is not in the vocabulary of {self.weights.n_vocab} tokens")
+        self._check_sequence(min(sequences))
+        self._check_sequence(max(sequences))
+
+
+def _free_context(handle: int, weights: Weights) -> None:
+    """Free a context before the weights that it needs."""
+    llama_cpp.llama_free(handle)
+    del weights
+
+
+class _Batch:
+    """A `llama_batch` over NumPy arrays: n tokens, each in one sequence."""
+
+    def __init__(self, room: int) -> None:
+        self._tokens = np.zeros(room, dtype=np.int32)
+        self._positions = np.zeros(room, dtype=np.int32)
+        self._counts = np.ones(room, dtype=np.int32)
+        self._sequences = np.zeros(room, dtype=np.int32)
+        steps = np.arange(room, dtype=np.uintp) * self._sequences.itemsize
+        self._pointers = self._sequences.ctypes.data + steps
+        self._outputs = np.zeros(room, dtype=np.int8)
+        self._struct = llama_cpp.llama_batch(
+            n_tokens=0,
+            token=_pointer(self._tokens, llama_cpp.llama_token),
+            embd=None,
+            pos=_pointer(self._positions, llama_cpp.llama_pos),
+            n_seq_id=_pointer(self._counts, ctypes.c_int32),
+            seq_id=_pointer(self._pointers, ctypes.POINTER(llama_cpp.llama_seq_id)),
+            logits=_pointer(self._outputs, ctypes.c_int8),
+        )
+
+    def fill(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        *,
+        all_logits: bool,
+    ) -> Any:
+        """Return the struct with these tokens in it."""
+        n = len(tokens)
+        self._tokens[:n] = tokens
+        self._positions[:n] = positions
+        self._sequences[:n] = sequences
+        self._outputs[:n] = all_logits
+        self._outputs[n - 1] = 1
+        self._struct.n_tokens = n
+        return self._struct
+
+
+def _pointer(array: npt.NDArray[Any], kind: Any) -> Any:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))

@@ -1,0 +1,223 @@
+"""Model files in llama.cpp: weights and vocabulary, shared within the process."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import threading
+import weakref
+from collections import deque
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from specguard_chains.errors import EngineError, ModelIntegrityError
+
+VERSION: str = llama_cpp.__version__
+
+logger = logging.getLogger("specguard_chains.llama_cpp")
+
+
+class _Log:
+    """Takes llama.cpp's log: quiet unless asked, with the latest errors kept for messages."""
+
+    LEVELS = (0, logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
+
+    def __init__(self) -> None:
+        self.verbose = False
+        self.errors: deque[str] = deque(maxlen=8)
+        self._level = logging.DEBUG
+        self._callback = llama_cpp.llama_log_callback(self._write)
+        llama_cpp.llama_log_set(self._callback, None)
+
+    def _write(self, level: int, text: bytes | None, _: int | None) -> None:
+        if level < len(self.LEVELS):  # a level beyond them continues the line before
+            self._level = self.LEVELS[level]
+        line = (text or b"").decode("utf-8", "replace").strip()
+        if self._level == logging.ERROR and line:
+            self.errors.append(line)
+        if self.verbose and line.strip("."):
+            logger.log(self._level, line)
+
+    def latest_error(self) -> str:
+        return self.errors[-1] if self.errors else "no reason given"
+
+
+log = _Log()
+llama_cpp.llama_backend_init()
+
+
+class Weights:
+    """A loaded model file: weights and vocabulary, without any KV memory.
+
+    Freed when nobody refers to it any more: engines and contexts of the same file share it.
+    """
+
+    def __init__(self, path: Path, n_gpu_layers: int) -> None:
+        """Load a GGUF file; see `load_weights` for the shared way in."""
+        self.path = path
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = n_gpu_layers
+        params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP
+        log.errors.clear()
+        self.handle: int | None = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        if not self.handle:
+            raise _load_error(path)
+        weakref.finalize(self, llama_cpp.llama_model_free, self.handle)
+        self.vocab: int = llama_cpp.llama_model_get_vocab(self.handle)
+        self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self.vocab)
+        self.n_layer: int = llama_cpp.llama_model_n_layer(self.handle)
+        self.n_ctx_train: int = llama_cpp.llama_model_n_ctx_train(self.handle)
+        self.sliding_window: int = llama_cpp.llama_model_n_swa(self.handle)
+        self._pieces: dict[int, bytes] = {}
+
+    @property
+    def obstacle(self) -> str | None:
+        """What keeps the model from continuing text and rolling back, if anything does."""
+        model = self.handle
+        if self.n_vocab == 0:
+            return "has no vocabulary"
+        if llama_cpp.llama_model_has_encoder(model) or not llama_cpp.llama_model_has_decoder(model):
+            return "has an encoder"
+        if llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model):
+            return "is recurrent, so that a rejected step cannot be taken back"
+        if llama_cpp.llama_model_is_diffusion(model):
+            return "is a diffusion model"
+        return None
+
+    def metadata(self, key: str) -> str | None:
+        """Return a value of the file's metadata as text."""
+        buffer = ctypes.create_string_buffer(1024)
+        size: int = llama_cpp.llama_model_meta_val_str(
+            self.handle, key.encode(), buffer, len(buffer)
+        )
+        return None if size < 0 else buffer.value.decode("utf-8", "replace")
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's own chat template, as Jinja source."""
+        source: bytes | None = llama_cpp.llama_model_chat_template(self.handle, None)
+        return source.decode("utf-8", "replace") if source else None
+
+    def tokenize(self, text: str, *, special: bool) -> list[int]:
+        """Return the text's tokens, nothing added; `special` reads special tokens in it."""
+        data = text.encode("utf-8", "replace")
+        room = len(data) + 8
+        while True:
+            tokens = (ctypes.c_int32 * room)()
+            count: int = llama_cpp.llama_tokenize(
+                self.vocab, data, len(data), tokens, room, False, special
+            )
+            if count >= 0:
+                return tokens[:count]
+            if -count <= room:
+                raise EngineError(f"llama.cpp cannot tokenize the text {text[:60]!r}")
+            room = -count
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return a token's bytes, none for a control token."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._token_bytes(token)
+        return piece
+
+    def _token_bytes(self, token: int) -> bytes:
+        self._check_token(token)
+        room = 64
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            size: int = llama_cpp.llama_token_to_piece(self.vocab, token, buffer, room, 0, False)
+            if size >= 0:
+                return buffer.raw[:size]
+            room = -size
+
+    def token_text(self, token: int) -> str:
+        """Return how the vocabulary spells a token; "" for none (-1)."""
+        if token < 0:
+            return ""
+        self._check_token(token)
+        text: bytes | None = llama_cpp.llama_vocab_get_text(self.vocab, token)
+        return (text or b"").decode("utf-8", "replace")
+
+    def is_end(self, token: int) -> bool:
+        """Return whether a token ends a sequence."""
+        self._check_token(token)
+        return bool(llama_cpp.llama_vocab_is_eog(self.vocab, token))
+
+    @property
+    def bos(self) -> int:
+        """The token that sequences begin with, -1 if there is none."""
+        token: int = llama_cpp.llama_vocab_bos(self.vocab)
+        return token
+
+    @property
+    def eos(self) -> int:
+        """The token that sequences end with, -1 if there is none."""
+        token: int = llama_cpp.llama_vocab_eos(self.vocab)
+        return token
+
+    @property
+    def wants_bos(self) -> bool:
+        """Whether the model was trained with `bos` in front of its texts."""
+        return self.bos >= 0 and bool(llama_cpp.llama_vocab_get_add_bos(self.vocab))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over the vocabulary's type and all tokens' texts and attributes."""
+        text, attributes = llama_cpp.llama_vocab_get_text, llama_cpp.llama_vocab_get_attr
+        kind = llama_cpp.llama_vocab_type(self.vocab)
+        digest = hashlib.sha256(f"{kind} {self.n_vocab}\n".encode())
+        tokens = range(self.n_vocab)
+        digest.update(b"\0".join(text(self.vocab, token) or b"" for token in tokens))
+        kinds = [attributes(self.vocab, token) for token in tokens]
+        digest.update(np.array(kinds, dtype="<i4").tobytes())
+        return digest.hexdigest()
+
+    def control_texts(self) -> list[str]:
+        """Return how the control tokens are spelled."""
+        attributes = llama_cpp.llama_vocab_get_attr
+        control = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
+        tokens = (t for t in range(self.n_vocab) if attributes(self.vocab, t) & control)
+        return [text for text in map(self.token_text, tokens) if text]
+
+    def _check_token(self, token: int) -> None:
+        if not 0 <= token < self.n_vocab:
+            raise EngineError(f"token {token} is not in the vocabulary of {self.n_vocab} tokens")
+
+
+_loaded: weakref.WeakValueDictionary[tuple[Any, ...], Weights] = weakref.WeakValueDictionary()
+_loading = threading.Lock()
+
+
+def load_weights(path: Path, n_gpu_layers: int) -> Weights:
+    """Return the file's weights, shared with whoever has loaded them in the same way.
+
+    Raises:
+        ModelIntegrityError: llama.cpp finds the file damaged.
+        EngineError: llama.cpp cannot load it for another reason.
+    """
+    status = path.stat()
+    key = (path.resolve(), status.st_mtime_ns, status.st_size, n_gpu_layers)
+    with _loading:
+        weights = _loaded.get(key)
+        if weights is None:
+            weights = _loaded[key] = Weights(path, n_gpu_layers)
+        return weights
+
+
+def _load_error(path: Path) -> Exception:
+    reasons = " ".join(log.errors)
+    said = f"llama.cpp (llama-cpp-python {VERSION}) says: {reasons or 'no reason given'}"
+    if "unknown model architecture" in reasons:
+        return EngineError(
+            f"the model in {path} is of a kind that this llama.cpp does not know; "
+            f"upgrade llama-cpp-python or take another model. {said}"
+        )
+    damaged = ("corrupt", "incomplete", "failed to read", "invalid", "missing tensor", "magic")
+    if any(word in reasons for word in damaged):
+        return ModelIntegrityError(f"{path} is damaged or incomplete; fetch it again. {said}")
+    return EngineError(f"{path} cannot be loaded; is there enough memory? {said}")
