@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Literal
@@ -112,5 +113,6 @@ class Step:
     """Set on the last step: "stop" (end of sequence, stop string) or "length"."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the step as plain values."""
-        return asdict(self)
+        """Return the step as JSON's own types, which every serialiser knows."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
