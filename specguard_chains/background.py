@@ -1,0 +1,161 @@
+"""One request decoded on a thread of its own, and its steps handed to whoever consumes them.
+
+The decoding does not wait for its consumer: a consumer that asks the same models something else
+between two steps queues behind this request, which goes on meanwhile, and nobody waits for ever.
+Whoever stops consuming (closes or drops the iterator, presses Ctrl-C, cancels the task) stops the
+decoding at its next token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import ExitStack, suppress
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from weakref import WeakSet
+
+from specguard_chains.decoding.decoder import Decoder, Request
+from specguard_chains.decoding.fair_lock import give_up_when
+from specguard_chains.decoding.steps import Step
+from specguard_chains.errors import DecodingCancelled
+
+EXIT_TIMEOUT_S = 10.0
+"""How long the end of the process waits for the token that is being computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: BaseException
+
+
+_Item = Step | _Failure | None
+"""What the thread sends; None is the end."""
+
+
+def run(decoder: Decoder, request: Request) -> Generator[Step]:
+    """Yield the steps of a request as they come; errors of the decoder are raised unchanged."""
+    items: SimpleQueue[_Item] = SimpleQueue()
+    worker = _Worker(decoder, request, items.put)
+    worker.start()
+    try:
+        while (item := items.get()) is not None:
+            yield _step(item)
+    finally:
+        worker.stop()
+
+
+async def arun(decoder: Decoder, request: Request) -> AsyncGenerator[Step]:
+    """Yield the steps of a request as they come, without holding up the event loop."""
+    loop = asyncio.get_running_loop()
+    items: asyncio.Queue[_Item] = asyncio.Queue()
+
+    def emit(item: _Item) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            loop.call_soon_threadsafe(items.put_nowait, item)
+
+    worker = _Worker(decoder, request, emit, abandoned=loop.is_closed)
+    worker.start()
+    try:
+        while (item := await items.get()) is not None:
+            yield _step(item)
+    finally:
+        worker.stop()
+
+
+def _step(item: Step | _Failure) -> Step:
+    """Return a step, or raise what the decoder raised."""
+    if isinstance(item, _Failure):
+        try:
+            raise item.error
+        finally:
+            del item  # else the error's traceback would keep itself alive
+    return item
+
+
+class _Worker:
+    """The thread of one request."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        request: Request,
+        emit: Callable[[_Item], None],
+        *,
+        abandoned: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Prepare; `abandoned` tells that the consumer is gone without having said so."""
+        self._decoder = decoder
+        self._cancelled_by_caller = request.cancelled
+        self._request = replace(request, cancelled=self._cancelled)
+        self._emit = emit
+        self._abandoned = abandoned
+        self._stopped = threading.Event()
+        # A daemon, so that an iterator that somebody still holds cannot keep the process alive.
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._work,), name="specguard", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin to decode."""
+        _workers.add(self)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let the decoding end at its next token. Does not wait for that."""
+        self._stopped.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end of the thread."""
+        self._thread.join(timeout_s)
+
+    def _work(self) -> None:
+        try:
+            self._decode()
+        except BaseException as error:
+            self._emit(_Failure(error))
+        else:
+            self._emit(None)
+
+    def _decode(self) -> None:
+        """Emit all steps, holding the engines that the decoder needs.
+
+        All requests take their engines in the same order, so that no two wait for each other.
+        """
+        with ExitStack() as stack:
+            with give_up_when(self._cancelled):
+                for engine in sorted(self._decoder.engines, key=id):
+                    stack.enter_context(engine.exclusive())
+            steps = self._decoder.decode(self._request)
+            stack.callback(getattr(steps, "close", _nothing))  # ... before the engines are free
+            for step in steps:
+                self._emit(step)
+                if step.finish_reason is None and self._cancelled():
+                    raise DecodingCancelled("the request was cancelled")
+
+    def _cancelled(self) -> bool:
+        """Whether nobody wants the rest; asked at every token."""
+        by_caller = self._cancelled_by_caller
+        return (
+            self._stopped.is_set() or self._abandoned() or (by_caller is not None and by_caller())
+        )
+
+
+def _nothing() -> None:
+    """Close an iterator that needs no closing."""
+
+
+_workers: WeakSet[_Worker] = WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Let no thread compute while the interpreter and the engines' libraries are taken down."""
+    workers = list(_workers)
+    for worker in workers:
+        worker.stop()
+    for worker in workers:
+        worker.join(EXIT_TIMEOUT_S)
