@@ -33,5 +33,9 @@ class DecodingCancelled(SpecGuardError):
     """The caller stopped the decoding."""
 
 
+class DecodingTimeoutError(DecodingCancelled, TimeoutError):
+    """An answer took longer than the caller's timeout."""
+
+
 class CalibrationError(SpecGuardError):
     """Bounds or a threshold cannot be calibrated from the given data."""
