@@ -25,6 +25,7 @@ from specguard_chains.decoding.engine import Candidate, Prompt, Reading
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.decoding.steps import Judgement, Source, Step, Verdict
+from specguard_chains.decoding.verification import Situation
 from specguard_chains.options import SpecGuardOptions
 
 
@@ -37,7 +38,7 @@ class AcceptNone:
     def can_accept(self, confidence: float, grounding: float | None) -> bool:
         return True
 
-    def judge(self, candidate: Candidate, reading: Reading) -> Judgement:
+    def judge(self, candidate: Candidate, reading: Reading, situation: Situation) -> Judgement:
         return Judgement(Verdict.REJECTED, 0.0, reading.confidence, reading.min_grounding)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from specguard_chains import calibrations
-from specguard_chains.decoding.answer import StepShape
 from specguard_chains.decoding.baselines import SoloDecoder
+from specguard_chains.decoding.boundaries import StepShape
 from specguard_chains.decoding.calibration import Calibration
 from specguard_chains.decoding.decoder import Decoder
 from specguard_chains.decoding.engine import Engine
@@ -79,7 +79,7 @@ def _engine(options: SpecGuardOptions, source: Source, progress: Progress) -> En
     # depends in the last digits on how its attention is computed. One model in both roles is one
     # engine.
     twice = _model(options, Source.DRAFT) == _model(options, Source.TARGET)
-    settings = {
+    settings: dict[str, Any] = {
         "n_ctx": options.n_ctx,
         "n_threads": options.n_threads,
         "n_gpu_layers": options.n_gpu_layers,

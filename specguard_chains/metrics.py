@@ -24,8 +24,8 @@ class Metrics:
     """Of these, the ones that are in the answer."""
     num_regenerated_tokens: int
     """Tokens that the target sampled, over all candidates."""
-    num_withdrawn_steps: int
-    """Drafted steps that were given up before they ended."""
+    num_early_rejections: int
+    """Drafted steps that were rejected before they were complete."""
     acceptance_rate: float | None
     """Accepted of judged steps; None where the decoder does not verify."""
     steps_by_source: dict[str, int]
@@ -52,7 +52,7 @@ class Metrics:
             num_draft_tokens=sum(step.tokens.drafted for step in steps),
             num_accepted_tokens=sum(step.tokens.kept for step in steps),
             num_regenerated_tokens=sum(step.tokens.regenerated for step in steps),
-            num_withdrawn_steps=sum(step.withdrawn for step in steps),
+            num_early_rejections=sum(step.rejected_early for step in steps),
             acceptance_rate=len(accepted) / len(judged) if judged else None,
             steps_by_source={str(source): sources[str(source)] for source in Source},
             draft_tokens_read=sum(step.tokens.draft_read for step in steps),

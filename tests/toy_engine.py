@@ -15,9 +15,9 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from specguard_chains.decoding.cache import Rows
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
-from specguard_chains.decoding.local import Rows
 from specguard_chains.decoding.local_engine import LocalEngine
 from specguard_chains.errors import DecodingCancelled
 
@@ -193,7 +193,7 @@ class ToyEngine(LocalEngine):
         self.policy = policy
         self.name = name
         self.context_length = context_length
-        self.capabilities = Capabilities(attention=attention, logits=True)
+        self.capabilities = Capabilities(attention=attention, max_candidates=64)
         self.cells = context_length + 2048
         self.delay_s = delay_s
         self.computed_tokens = 0
@@ -205,6 +205,10 @@ class ToyEngine(LocalEngine):
     @property
     def vocabulary(self) -> str:
         return self._vocabulary
+
+    @property
+    def end_token(self) -> int:
+        return END
 
     def encode(self, prompt: Prompt) -> list[int]:
         text = prompt.text
@@ -237,4 +241,4 @@ class ToyEngine(LocalEngine):
 
 
 def _answer_start(tokens: tuple[int, ...]) -> int:
-    return len(tokens) - tokens[::-1].index(ANSWER)
+    return tokens.index(ANSWER) + 1 if ANSWER in tokens else len(tokens)

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from specguard_adapters._ggml import AttentionTap, FullAttention
 from specguard_adapters._llama_context import Context, ContextSettings
 from specguard_adapters._llama_weights import VERSION, Weights
+from specguard_chains.decoding.cache import Rows
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
-from specguard_chains.decoding.local import Rows
 from specguard_chains.errors import AttentionUnavailableError, ConfigurationError, EngineError
 
 IntArray = npt.NDArray[np.intp]

@@ -118,6 +118,24 @@ class Weights:
                 raise EngineError(f"llama.cpp cannot tokenize the text {text[:60]!r}")
             room = -count
 
+    def tokenize_on(self, text: str, *, special: bool) -> list[int]:
+        """Return the tokens of text that continues other text.
+
+        Some vocabularies put a space in front of everything that they tokenize. A line break in
+        front of the text takes it, and is cut off again.
+        """
+        if not text or not self._adds_space:
+            return self.tokenize(text, special=special)
+        start = self.tokenize("\n", special=special)
+        tokens = self.tokenize("\n" + text, special=special)
+        if tokens[: len(start)] != start:
+            raise EngineError(f"llama.cpp cannot tokenize the text {text[:60]!r} without a space")
+        return tokens[len(start) :]
+
+    @cached_property
+    def _adds_space(self) -> bool:
+        return b"".join(map(self.token_bytes, self.tokenize("a", special=False))) == b" a"
+
     def token_bytes(self, token: int) -> bytes:
         """Return a token's bytes, none for a control token."""
         piece = self._pieces.get(token)
@@ -155,6 +173,12 @@ class Weights:
         return token
 
     @property
+    def end_of_turn(self) -> int:
+        """The token with which the model ends its turn; the end of text where there is no other."""
+        token: int = llama_cpp.llama_vocab_eot(self.vocab)
+        return token if token >= 0 else self.eos
+
+    @property
     def eos(self) -> int:
         """The token that sequences end with, -1 if there is none."""
         token: int = llama_cpp.llama_vocab_eos(self.vocab)
@@ -177,6 +201,7 @@ class Weights:
         digest.update(np.array(kinds, dtype="<i4").tobytes())
         return digest.hexdigest()
 
+    @cached_property
     def control_texts(self) -> list[str]:
         """Return how the control tokens are spelled."""
         attributes = llama_cpp.llama_vocab_get_attr

@@ -21,7 +21,7 @@ from specguard_chains.decoding.local import LocalSession
 from specguard_chains.decoding.local_engine import LocalEngine
 from specguard_chains.errors import ConfigurationError, EngineError
 from specguard_chains.models.cache import check_own_file
-from specguard_chains.templates import ChatTemplate
+from specguard_chains.templates import ChatTemplate, Shield
 
 MAX_CANDIDATES = MAX_SEQUENCES - 1
 
@@ -91,7 +91,11 @@ class LlamaCppEngine(LocalEngine):
         model = self._model
         _check_model(model, n_ctx=n_ctx, attention_layers=attention_layers if attention else 0)
         self.name = model.metadata("general.name") or model.path.stem
-        self.capabilities = Capabilities(logprobs=True, attention=attention, logits=True)
+        self.capabilities = Capabilities(
+            attention=attention,
+            max_candidates=max_candidates,
+            max_candidate_tokens=candidate_tokens,
+        )
         self.context_length = n_ctx
         self._attention_layers = attention_layers
         self._settings = ContextSettings(
@@ -115,17 +119,27 @@ class LlamaCppEngine(LocalEngine):
         """See `Engine.vocabulary`."""
         return self._model.fingerprint
 
+    @property
+    def end_token(self) -> int:
+        """See `Tokenizer.end_token`."""
+        return self._model.end_of_turn
+
     def encode(self, prompt: Prompt) -> list[int]:
-        """See `Engine.encode`."""
-        text = prompt.text if prompt.text is not None else self._render(prompt)
-        tokens = self._model.tokenize(text, special=True)
+        """See `Engine.encode`. Special tokens are read in raw text and in the model's template.
+
+        In messages they stay text: nobody can end a turn by writing `<|im_end|>` in one.
+        """
+        if prompt.text is not None:
+            tokens = self._model.tokenize(prompt.text, special=True)
+        else:
+            tokens = self._encode_messages(prompt)
         if self._model.wants_bos and tokens[:1] != [self._model.bos]:
             tokens.insert(0, self._model.bos)
         return tokens
 
     def encode_text(self, text: str) -> list[int]:
         """See `Tokenizer.encode_text`."""
-        return self._model.tokenize(text, special=False)
+        return self._model.tokenize_on(text, special=False)
 
     def token_bytes(self, token: int) -> bytes:
         """See `Tokenizer.token_bytes`."""
@@ -167,13 +181,19 @@ class LlamaCppEngine(LocalEngine):
             raise EngineError(f"the engine {self.name} is closed; load the model again")
         return self._weights
 
-    def _render(self, prompt: Prompt) -> str:
+    def _encode_messages(self, prompt: Prompt) -> list[int]:
         if not self._template:
             raise ConfigurationError(
                 f"{self.name} has no chat template; give the prompt as text, or take an "
                 "instruction-tuned model"
             )
-        return self._template.render(prompt.messages, prompt.tools)
+        shield = Shield(self._model.control_texts)
+        text = self._template.render(shield.hide(prompt.messages), prompt.tools)
+        first, *others = shield.pieces(text)
+        tokens = self._model.tokenize(first.text, special=not first.literal)
+        for piece in others:
+            tokens += self._model.tokenize_on(piece.text, special=not piece.literal)
+        return tokens
 
 
 def _check_at_least_one(**values: int | None) -> None:

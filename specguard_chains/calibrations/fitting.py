@@ -13,6 +13,7 @@ from specguard_chains.decoding.engine import Candidate, Prompt, Reading
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.decoding.steps import Judgement, Step, Verdict
+from specguard_chains.decoding.verification import Situation
 from specguard_chains.errors import CalibrationError
 
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
@@ -29,7 +30,7 @@ class AcceptAll:
         """See `Verifier.can_accept`."""
         return True
 
-    def judge(self, candidate: Candidate, reading: Reading) -> Judgement:
+    def judge(self, candidate: Candidate, reading: Reading, situation: Situation) -> Judgement:
         """See `Verifier.judge`."""
         self.readings.append(reading)
         return Judgement(

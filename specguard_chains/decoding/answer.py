@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from specguard_chains.decoding.boundaries import Boundary, StopCutter
+from specguard_chains.decoding.boundaries import Boundary, StepShape, StopCutter
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Candidate, Session
 from specguard_chains.decoding.steps import (
@@ -20,23 +20,21 @@ from specguard_chains.decoding.steps import (
     StepSeconds,
     StepTokens,
 )
-from specguard_chains.errors import ConfigurationError, ContextOverflowError
+from specguard_chains.errors import ContextOverflowError
 
 
 @dataclass(frozen=True, slots=True)
-class StepShape:
-    """What counts as a step: the paper cuts at a blank line."""
+class Proposal:
+    """The candidates for a step, the one of them that was selected, and what was said of it."""
 
-    delimiter: str = "\n\n"
-    max_tokens: int = 256
-    """A longer step is cut there and goes on as the next one."""
+    candidates: Sequence[Candidate]
+    chosen: int
+    judgement: Judgement
 
-    def __post_init__(self) -> None:
-        """Validate."""
-        if not self.delimiter:
-            raise ConfigurationError('the step delimiter is empty; use for example "\\n\\n"')
-        if self.max_tokens < 1:
-            raise ConfigurationError(f"max_step_tokens must be at least 1, not {self.max_tokens}")
+    @property
+    def candidate(self) -> Candidate:
+        """The selected one."""
+        return self.candidates[self.chosen]
 
 
 class Ledger:
@@ -77,74 +75,72 @@ class Ledger:
 
 
 class Answer:
-    """Turns the candidates that a decoder settles on into the steps of one answer."""
+    """Grows by the candidates that a decoder settles on, and says when it is complete."""
 
     def __init__(self, request: Request, shape: StepShape, *sessions: Session) -> None:
-        """Start an answer that all the sessions must have room for.
+        """Start an answer that all the sessions must have room for and will follow.
 
         Raises:
             ContextOverflowError: The request's max_tokens exceed the room in a context.
         """
-        room = min(session.room for session in sessions)
+        self.request = request
+        self.ledger = Ledger()
+        self.text = ""
+        """What is certain of the answer so far."""
+        self.number = 1
+        """Of the step in progress."""
+        self.finish_reason: FinishReason | None = None
+        self._sessions = tuple(dict.fromkeys(sessions))
+        self._shape = shape
+        self._cutter = StopCutter(request.stop)
+        self._tokens = 0
+        room = self._room()
         if request.max_tokens is not None and request.max_tokens > room:
             raise ContextOverflowError(
                 f"max_tokens={request.max_tokens} does not fit: the prompt leaves {room} tokens "
                 "of the context; lower max_tokens, shorten the prompt or raise n_ctx"
             )
-        self.ledger = Ledger()
-        self.finish_reason: FinishReason | None = None
-        self._sessions = sessions
-        self._shape = shape
-        self._max_tokens = request.max_tokens
-        self._stop = request.stop
-        self._cutter = StopCutter(request.stop)
-        self._steps = 0
-        self._tokens = 0
-        self._characters = 0
 
     @property
     def finished(self) -> bool:
         """Whether the answer is complete."""
         return self.finish_reason is not None
 
-    @property
-    def next_number(self) -> int:
-        """The number of the step in progress, from 1."""
-        return self._steps + 1
-
     def boundary(self) -> Boundary:
-        """Return where the step in progress must end."""
+        """Return where the step in progress must end, in tokens of whoever writes it."""
         return Boundary(
             delimiter=self._shape.delimiter,
             max_tokens=min(self._shape.max_tokens, self._tokens_left()),
-            stop=self._stop,
+            stop=self.request.stop,
             preceding=self._cutter.held,
         )
 
-    def add(
-        self,
-        candidate: Candidate,
-        source: Source,
-        judgement: Judgement,
-        proposed: Sequence[Candidate],
-        chosen: int,
-    ) -> Step:
-        """Append a candidate that the sessions have accepted; return it as a step."""
-        self._steps += 1
+    def extend(self, candidate: Candidate, source: Source, proposal: Proposal) -> Step:
+        """Append a candidate, in all sessions too, and return it as a step.
+
+        The step tells of the proposal, whoever wrote the candidate in the end.
+        """
+        fits = all(session.fits(candidate) for session in self._sessions)
+        if fits:
+            for session in self._sessions:
+                session.accept(candidate)
         self._tokens += len(candidate.tokens)
-        exhausted = self._tokens_left() < 1
-        last = candidate.ends_sequence or exhausted
-        text = self._cutter.add(candidate.text, last=last)
+        exhausted = not fits or self._tokens_left() < 1
+        released = self._cutter.add(candidate.text, last=candidate.ends_sequence or exhausted)
         if candidate.ends_sequence or self._cutter.stopped:
-            self.finish_reason = "stop"
+            self.finish_reason = FinishReason.STOP
         elif exhausted:
-            self.finish_reason = "length"
-        start, self._characters = self._characters, self._characters + len(text)
-        tokens, seconds = self.ledger.settle(
-            kept=len(candidate.tokens) if source is Source.DRAFT else 0
-        )
+            self.finish_reason = FinishReason.LENGTH
+        step = self._step(released, candidate, source, proposal)
+        self.text += released
+        self.number += 1
+        return step
+
+    def _step(self, text: str, candidate: Candidate, source: Source, proposal: Proposal) -> Step:
+        judgement, written = proposal.judgement, len(candidate.tokens)
+        tokens, seconds = self.ledger.settle(kept=written if source is Source.DRAFT else 0)
         return Step(
-            number=self._steps,
+            number=self.number,
             text=text,
             source=source,
             verdict=judgement.verdict,
@@ -152,20 +148,21 @@ class Answer:
             confidence=judgement.confidence,
             grounding=judgement.grounding,
             threshold=judgement.threshold,
-            withdrawn=judgement.withdrawn,
-            num_candidates=len(proposed),
-            chosen=chosen,
-            candidates=tuple(other.text for other in proposed),
+            rejected_early=judgement.rejected_early,
+            num_candidates=len(proposal.candidates),
+            chosen=proposal.chosen,
+            candidates=tuple(other.text for other in proposal.candidates),
             tokens=tokens,
             seconds=seconds,
-            span=(start, self._characters),
-            answer_tokens=len(candidate.tokens),
+            span=(len(self.text), len(self.text) + len(text)),
+            answer_tokens=written,
             phase=Phase.ANSWER if self.finished else Phase.REASONING,
             finish_reason=self.finish_reason,
         )
 
+    def _room(self) -> int:
+        return min(session.room for session in self._sessions)
+
     def _tokens_left(self) -> int:
-        room = min(session.room for session in self._sessions)
-        if self._max_tokens is None:
-            return room
-        return min(room, self._max_tokens - self._tokens)
+        limit = self.request.max_tokens
+        return self._room() if limit is None else min(self._room(), limit - self._tokens)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from specguard_chains.decoding.answer import Answer, StepShape
+from specguard_chains.decoding.answer import Answer, Proposal
+from specguard_chains.decoding.boundaries import StepShape
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Engine
 from specguard_chains.decoding.grounding import GroundingSpec
@@ -40,11 +41,11 @@ class SoloDecoder:
             answer = Answer(request, self.shape, session)
             while not answer.finished:
                 with answer.ledger.charge(self.source, session):
-                    (step,) = session.sample(
+                    candidates = session.sample(
                         1,
                         answer.boundary(),
                         request.sampling,
-                        seed=(request.seed, answer.next_number, self.source is Source.TARGET),
+                        seed=(request.seed, answer.number, self.source is Source.TARGET),
                     )
-                session.accept(step)
-                yield answer.add(step, self.source, UNVERIFIED, [step], 0)
+                proposal = Proposal(candidates, 0, UNVERIFIED)
+                yield answer.extend(proposal.candidate, self.source, proposal)

@@ -5,25 +5,33 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from enum import StrEnum
 
 from specguard_chains.errors import ConfigurationError
 
-Ending = Literal["boundary", "end_of_sequence", "step_limit", "stop_string", "withdrawn"]
-"""Why a candidate ends: the step delimiter, the model's end token, the step's token limit, a stop
-string of the request, or that the `Watch` gave it up."""
+
+class Ending(StrEnum):
+    """Why a candidate ends."""
+
+    BOUNDARY = "boundary"
+    """The step delimiter."""
+    END_OF_SEQUENCE = "end_of_sequence"
+    """The model's end token."""
+    STEP_LIMIT = "step_limit"
+    """The step's token limit."""
+    STOP_STRING = "stop_string"
+    """A stop string of the request."""
+    REJECTED_EARLY = "rejected_early"
+    """It could not be accepted any more; the step is not complete."""
 
 
 @dataclass(frozen=True, slots=True)
-class Boundary:
-    """Where a step ends."""
+class StepShape:
+    """What counts as a step; the paper cuts at a blank line."""
 
     delimiter: str = "\n\n"
     max_tokens: int = 256
-    stop: tuple[str, ...] = ()
-    """Stop strings of the request: a step ends with the token that completes one."""
-    preceding: str = ""
-    """The end of the answer so far, so that a stop string that began there is seen."""
+    """A longer step is cut there and goes on as the next one."""
 
     def __post_init__(self) -> None:
         """Validate."""
@@ -31,6 +39,18 @@ class Boundary:
             raise ConfigurationError('the step delimiter is empty; use for example "\\n\\n"')
         if self.max_tokens < 1:
             raise ConfigurationError(f"a step needs at least 1 token, not {self.max_tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Where the step in progress ends."""
+
+    delimiter: str = "\n\n"
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    """Stop strings of the request: the step ends with the token that completes one."""
+    preceding: str = ""
+    """The end of the answer so far, so that a stop string that began there is seen."""
 
 
 class StepText:
@@ -50,19 +70,21 @@ class StepText:
         self.text += piece
         self._tokens += 1
         if piece and self._completes_stop(len(piece)):
-            return "stop_string"
+            return Ending.STOP_STRING
         if piece and self._completes_delimiter(len(piece)):
-            return "boundary"
-        return "step_limit" if self._tokens >= self._boundary.max_tokens else None
+            return Ending.BOUNDARY
+        return Ending.STEP_LIMIT if self._tokens >= self._boundary.max_tokens else None
 
     def _completes_stop(self, grown: int) -> bool:
         text = self._boundary.preceding + self.text
         return any(stop in text[-(grown + len(stop) - 1) :] for stop in self._boundary.stop)
 
     def _completes_delimiter(self, grown: int) -> bool:
+        """Whether there is a delimiter after the first visible character: blank is no step."""
         delimiter = self._boundary.delimiter
-        end = self.text.find(delimiter, max(0, len(self.text) - grown - len(delimiter) + 1))
-        return end >= 0 and bool(self.text[:end].strip())  # a blank step says nothing: go on
+        visible = len(self.text) - len(self.text.lstrip())
+        unseen = len(self.text) - grown - len(delimiter) + 1
+        return self.text.find(delimiter, max(visible + 1, unseen)) >= 0
 
 
 def unfinished_character(data: bytes) -> bytes:
@@ -79,9 +101,7 @@ class StopCutter:
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
-        """Cut at any of these strings."""
-        if any(not string for string in stop):
-            raise ConfigurationError("a stop string is empty; remove it")
+        """Cut at any of these strings, none of them empty."""
         self._stop = tuple(stop)
         self.held = ""
         """Text that has been added but not released yet."""
@@ -96,10 +116,10 @@ class StopCutter:
             last: Nothing follows: release what is held back.
         """
         text = self.held + text
-        found = [at for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
+        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if found:  # the one that is complete first, as it would have ended a token stream
             self.stopped, self.held = True, ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         keep = 0 if last else max((_overlap(text, stop) for stop in self._stop), default=0)
         self.held = text[len(text) - keep :]
         return text[: len(text) - keep]

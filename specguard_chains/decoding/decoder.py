@@ -30,6 +30,10 @@ class Request:
         """Validate."""
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ConfigurationError(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if isinstance(self.stop, str) or not all(self.stop):
+            raise ConfigurationError(
+                f"stop must be a sequence of strings that are not empty, not {self.stop!r}"
+            )
         if self.seed < 0:
             raise ConfigurationError(f"seed must be 0 or more, not {self.seed}")
 

@@ -14,16 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
-
+from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.sampling import Sampling
-
-FloatArray = npt.NDArray[np.float32]
+from specguard_chains.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +42,23 @@ class Reading:
     """log p(token | everything before it), temperature 1; shape (T,)."""
     grounding: FloatArray | None = None
     """Attention mass that reaches the context before these tokens (ABGV); shape (T,). The last
-    token of a withdrawn candidate may lack it."""
+    token of a candidate that was rejected early may lack it."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that no verdict can rest on."""
+        for signal in (self.logprobs, self.grounding):
+            if signal is not None and not isfinite(float(signal.sum())):
+                raise EngineError("a model's signals are not finite numbers; its file is faulty")
 
     @property
     def confidence(self) -> float:
         """The lowest token log-probability (LPBV, paper section 3.3)."""
-        return float(self.logprobs.min())
+        return float(self.logprobs.min(initial=0.0))
 
     @property
     def min_grounding(self) -> float | None:
         """The lowest token grounding (ABGV, paper section 3.2), None if it was not read."""
-        return None if self.grounding is None else float(self.grounding.min())
+        return None if self.grounding is None else float(self.grounding.min(initial=1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +76,11 @@ class Candidate:
     @property
     def ends_sequence(self) -> bool:
         """Whether the model ended its answer with this step."""
-        return self.ending == "end_of_sequence"
+        return self.ending is Ending.END_OF_SEQUENCE
 
 
 Watch = Callable[[float, float | None], bool]
-"""(lowest log-prob, lowest grounding) so far -> whether the step can still be accepted."""
+"""(lowest log-prob, lowest grounding if known) so far -> whether a step can still be accepted."""
 
 
 @dataclass(slots=True)
@@ -97,6 +101,11 @@ class Session(Protocol):
     counters: Counters
 
     @property
+    def length(self) -> int:
+        """Tokens of the sequence, prompt included."""
+        ...
+
+    @property
     def room(self) -> int:
         """Tokens that still fit into the context."""
         ...
@@ -113,7 +122,7 @@ class Session(Protocol):
         """Return n candidate steps that continue the sequence; the sequence stays as it is.
 
         Candidate i draws from the generator seeded with (*seed, i), so that it does not depend
-        on n. Once `watch` denies every candidate, drafting stops and all end as "withdrawn".
+        on n. Once `watch` denies every candidate, drafting stops: early rejection.
 
         Raises:
             ContextOverflowError: The step and its candidates do not fit into the context.
@@ -123,6 +132,10 @@ class Session(Protocol):
 
     def read(self, candidate: Candidate) -> Reading:
         """Return this model's own signals over a candidate that continues the sequence."""
+        ...
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether there is room for a candidate, in this session's own tokens."""
         ...
 
     def accept(self, candidate: Candidate) -> None:
@@ -147,9 +160,12 @@ class Session(Protocol):
 class Capabilities:
     """What an engine can give, declared once at load time."""
 
-    logprobs: bool = True
     attention: bool = False
-    logits: bool = False
+    """Readings carry grounding if a session asks for it."""
+    max_candidates: int = 1
+    """Most candidates of one `sample`."""
+    max_candidate_tokens: int | None = None
+    """Most tokens of a step that is sampled in several candidates; None: no limit of its own."""
 
 
 @runtime_checkable
@@ -200,8 +216,14 @@ class Engine(Protocol):
         """
         ...
 
-    def exclusive(self) -> AbstractContextManager[None]:
-        """Hold the engine for one request; others queue in order. Sessions are used within."""
+    def exclusive(
+        self, cancelled: Callable[[], bool] | None = None
+    ) -> AbstractContextManager[None]:
+        """Admit a request; sessions are used within. Others queue in the order of their coming.
+
+        Raises:
+            DecodingCancelled: `cancelled` said so before the request was admitted.
+        """
         ...
 
     def close(self) -> None:

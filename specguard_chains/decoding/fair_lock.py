@@ -4,29 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 
 from specguard_chains.errors import DecodingCancelled
 
 POLL_S = 0.05
 """How often a waiter asks whether it should give up."""
-
-_patience: ContextVar[Callable[[], bool] | None] = ContextVar("patience", default=None)
-
-
-@contextmanager
-def give_up_when(cancelled: Callable[[], bool]) -> Iterator[None]:
-    """Within the block, this context stops waiting for a FairLock once `cancelled` is true.
-
-    It travels in a ContextVar, as whoever queues (`Engine.exclusive`) need not know of locks.
-    """
-    token = _patience.set(cancelled)
-    try:
-        yield
-    finally:
-        _patience.reset(token)
 
 
 class FairLock:
@@ -43,11 +26,11 @@ class FairLock:
         """How many threads are queueing."""
         return len(self._waiters)
 
-    def acquire(self) -> None:
+    def acquire(self, cancelled: Callable[[], bool] | None = None) -> None:
         """Wait for the turn and take the lock.
 
         Raises:
-            DecodingCancelled: The wait was given up, see `give_up_when`.
+            DecodingCancelled: `cancelled` said so while others held the lock.
         """
         with self._guard:
             if not self._held:
@@ -56,7 +39,7 @@ class FairLock:
             turn = threading.Event()
             self._waiters.append(turn)
         try:
-            self._wait(turn)
+            _wait(turn, cancelled)
         except BaseException:
             with self._guard:
                 if turn in self._waiters:
@@ -73,18 +56,8 @@ class FairLock:
             else:
                 self._held = False
 
-    def __enter__(self) -> FairLock:
-        """Acquire."""
-        self.acquire()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        """Release."""
-        self.release()
-
-    @staticmethod
-    def _wait(turn: threading.Event) -> None:
-        cancelled = _patience.get()
-        while not turn.wait(None if cancelled is None else POLL_S):
-            if cancelled is not None and cancelled():
-                raise DecodingCancelled("the request was cancelled while it waited for its turn")
+def _wait(turn: threading.Event, cancelled: Callable[[], bool] | None) -> None:
+    while not turn.wait(None if cancelled is None else POLL_S):
+        if cancelled is not None and cancelled():
+            raise DecodingCancelled("the request was cancelled while it waited for its turn")

@@ -19,12 +19,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
+from specguard_chains.decoding.arrays import FloatArray, IntArray
 from specguard_chains.errors import ConfigurationError
-
-FloatArray = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.intp]
 
 GroundingForm = Literal["sparse", "dense", "renormalised"]
 
@@ -85,6 +82,9 @@ def average_heads(attention: FloatArray, spec: GroundingSpec) -> FloatArray:
     return rows
 
 
+OUTSIDE, INSIDE = 0, 1  # the step in progress is outside I (its grounding), or inside (later steps)
+
+
 class Rollout:
     """Rolled-out attention mass, one number per slot and layer.
 
@@ -95,13 +95,13 @@ class Rollout:
     def __init__(self, spec: GroundingSpec, slots: int) -> None:
         """Reserve room for `slots` slots."""
         self.spec = spec
-        # [layer, slot, (step in progress excluded, included)]; layer 0 is the indicator of I.
+        # [layer, slot, which]; layer 0 is the indicator of I.
         self._mass = np.zeros((spec.layers + 1, slots, 2), dtype=np.float32)
 
     def begin(self, slots: IntArray, *, context: bool) -> None:
         """Announce tokens that the model is about to compute, as context or as a step."""
-        self._mass[0, slots, 0] = context
-        self._mass[0, slots, 1] = 1.0
+        self._mass[0, slots, OUTSIDE] = context
+        self._mass[0, slots, INSIDE] = 1.0
 
     def absorb(self, layer: int, attention: FloatArray, slots: IntArray) -> None:
         """Take in the attention rows of announced tokens, layer by layer from the first.
@@ -116,12 +116,12 @@ class Rollout:
 
     def grounding(self, slots: IntArray) -> FloatArray:
         """Return G of tokens whose rows were absorbed in all layers; shape (len(slots),)."""
-        values: FloatArray = self._mass[-1, slots, 0]
+        values: FloatArray = self._mass[-1, slots, OUTSIDE]
         return values
 
     def commit(self, slots: IntArray) -> None:
         """Make a step's tokens part of the context."""
-        self._mass[:, slots, 0] = self._mass[:, slots, 1]
+        self._mass[:, slots, OUTSIDE] = self._mass[:, slots, INSIDE]
 
 
 def rollout_reference(attention: FloatArray, context: int, spec: GroundingSpec) -> FloatArray:

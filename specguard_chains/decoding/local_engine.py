@@ -6,25 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from specguard_chains.decoding.cache import Cache, CachedSequence, Tokenizer, common_prefix
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.fair_lock import FairLock
 from specguard_chains.decoding.grounding import GroundingSpec
-from specguard_chains.decoding.local import (
-    Cache,
-    CachedSequence,
-    LocalSession,
-    Tokenizer,
-    common_prefix,
-)
+from specguard_chains.decoding.local import LocalSession
 from specguard_chains.errors import (
     AttentionUnavailableError,
     ConfigurationError,
     ContextOverflowError,
+    DecodingCancelled,
     EngineError,
 )
-
-MAX_IDLE = 2
-"""Sequences that an engine keeps for reuse: one suffices unless a model is draft and target."""
 
 
 class LocalEngine(Tokenizer, ABC):
@@ -38,8 +31,9 @@ class LocalEngine(Tokenizer, ABC):
     capabilities: Capabilities
     context_length: int
 
-    def __init__(self) -> None:
-        """Start with no cached sequence."""
+    def __init__(self, *, max_idle: int = 1) -> None:
+        """Start with no cached sequence; keep at most `max_idle` of them between requests."""
+        self.max_idle = max_idle
         self._queue = FairLock()
         self._idle: list[CachedSequence] = []
         self._closed = False
@@ -60,8 +54,14 @@ class LocalEngine(Tokenizer, ABC):
         cancelled: Callable[[], bool] | None = None,
     ) -> LocalSession:
         """See `Engine.open`."""
-        if self._closed:
-            raise EngineError(f"the engine {self.name} is closed; load the model again")
+
+        def check() -> None:
+            if self._closed:
+                raise EngineError(f"the engine {self.name} is closed; load the model again")
+            if cancelled is not None and cancelled():
+                raise DecodingCancelled("the request was cancelled")
+
+        check()
         if grounding is not None and not self.capabilities.attention:
             raise AttentionUnavailableError(
                 f"{self.name} does not give attention, which grounding needs; load it with "
@@ -76,21 +76,28 @@ class LocalEngine(Tokenizer, ABC):
                 f"{self.context_length}; raise n_ctx or shorten the prompt"
             )
         sequence = self._take_sequence(tokens, grounding)
-        sequence.cache.configure(grounding, cancelled)
-        return LocalSession(
-            sequence,
-            tokens,
-            self,
-            context_length=self.context_length,
-            cancelled=cancelled,
-            on_close=self._give_back,
-        )
+        try:
+            sequence.cache.configure(grounding, cancelled)
+            return LocalSession(
+                sequence,
+                tokens,
+                self,
+                context_length=self.context_length,
+                check=check,
+                on_close=self._give_back,
+            )
+        except BaseException:
+            sequence.cache.close()
+            raise
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def exclusive(self, cancelled: Callable[[], bool] | None = None) -> Iterator[None]:
         """See `Engine.exclusive`."""
-        with self._queue:
+        self._queue.acquire(cancelled)
+        try:
             yield
+        finally:
+            self._queue.release()
 
     def clear(self) -> None:
         """Forget all cached sequences, so that the next request starts cold."""
@@ -103,24 +110,25 @@ class LocalEngine(Tokenizer, ABC):
         self.clear()
 
     def _take_sequence(self, tokens: list[int], grounding: GroundingSpec | None) -> CachedSequence:
-        """Return the idle sequence that shares the longest prefix, or a new one."""
-        if not self._idle:
+        """Return the idle sequence that shares the longest prefix, or a new one.
+
+        A conversation that has nothing in common with the idle ones gets a sequence of its own
+        while there may be more, then the one that was idle longest.
+        """
+        shared = [
+            common_prefix(idle.tokens, tokens) if idle.grounding == grounding else 0
+            for idle in self._idle
+        ]
+        best = max(range(len(shared)), key=shared.__getitem__, default=None)
+        if best is None or (2 * shared[best] < len(tokens) and len(shared) < self.max_idle):
             return CachedSequence(self.new_cache(), grounding)
-        sequence = max(
-            self._idle,
-            key=lambda idle: (
-                common_prefix(idle.tokens, tokens) if idle.grounding == grounding else -1
-            ),
-        )
-        self._idle.remove(sequence)
+        sequence = self._idle.pop(best)
         if sequence.grounding != grounding:  # its context was read in another form
-            sequence.grounding, sequence.tokens, sequence.prompt_logits = grounding, [], None
+            sequence.clear()
+            sequence.grounding = grounding
         return sequence
 
     def _give_back(self, sequence: CachedSequence) -> None:
-        if self._closed:
-            sequence.cache.close()
-            return
         self._idle.append(sequence)
-        while len(self._idle) > MAX_IDLE:
+        while len(self._idle) > (0 if self._closed else self.max_idle):
             self._idle.pop(0).cache.close()

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from specguard_chains.errors import ConfigurationError
+from specguard_chains.decoding.arrays import FloatArray, IntArray
+from specguard_chains.errors import ConfigurationError, EngineError
 
-FloatArray = npt.NDArray[np.float32]
+COLDEST = 1e-5
+"""Temperatures below it are greedy: float32 cannot divide by them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         """Whether all draws from the same logits are equal."""
-        return self.temperature == 0 or self.top_k == 1
+        return self.temperature < COLDEST or self.top_k == 1
 
 
 def generators(seed: Sequence[int], n: int) -> list[np.random.Generator]:
@@ -53,10 +55,15 @@ def generators(seed: Sequence[int], n: int) -> list[np.random.Generator]:
     return [np.random.default_rng([*seed, i]) for i in range(n)]
 
 
-def log_normaliser(logits: FloatArray) -> float:
-    """Return log(sum(exp(logits)))."""
-    peak = logits.max()
-    return float(peak) + float(np.log(np.exp(logits - peak).sum(dtype=np.float64)))
+def logprob(logits: FloatArray, token: int) -> float:
+    """Return log softmax(logits)[token] in float32 precision, for logits of shape (vocabulary,).
+
+    Raises:
+        EngineError: The logits are not finite numbers.
+    """
+    peak = _peak(logits)
+    normaliser = peak + np.log(np.exp(logits - peak).sum(dtype=np.float64))
+    return float(np.float32(logits[token] - normaliser))
 
 
 def draw(logits: FloatArray, sampling: Sampling, rng: np.random.Generator) -> tuple[int, float]:
@@ -67,7 +74,7 @@ def draw(logits: FloatArray, sampling: Sampling, rng: np.random.Generator) -> tu
         tokens, probabilities = _kept(logits, sampling)
         threshold = rng.random() * probabilities[-1]
         token = int(tokens[np.searchsorted(probabilities, threshold, side="right")])
-    return token, float(logits[token]) - log_normaliser(logits)
+    return token, logprob(logits, token)
 
 
 def distribution(logits: FloatArray, sampling: Sampling) -> FloatArray:
@@ -81,15 +88,23 @@ def distribution(logits: FloatArray, sampling: Sampling) -> FloatArray:
     return full
 
 
+def _peak(logits: FloatArray) -> np.float32:
+    peak: np.float32 = logits.max()
+    if not np.isfinite(peak):
+        raise EngineError(
+            f"the model gave logits whose largest is {peak}; its file or its numerical settings "
+            "are faulty"
+        )
+    return peak
+
+
 _HEAD = 1e-5
 """Weights, relative to the likeliest token's, that are sorted first."""
 
 
-def _kept(
-    logits: FloatArray, sampling: Sampling
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
+def _kept(logits: FloatArray, sampling: Sampling) -> tuple[IntArray, npt.NDArray[np.float64]]:
     """Return the tokens that pass the filters and their cumulative weights."""
-    weights = np.exp((logits - logits.max()) / np.float32(sampling.temperature))
+    weights = np.exp((logits - _peak(logits)) / np.float32(sampling.temperature))
     if sampling.top_k == 0 and sampling.top_p == 1:
         tokens = np.flatnonzero(weights >= sampling.min_p)
         return tokens, np.cumsum(weights[tokens], dtype=np.float64)

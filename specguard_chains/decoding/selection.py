@@ -13,9 +13,8 @@ from typing import Protocol
 from zlib import crc32
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float32]
+from specguard_chains.decoding.arrays import FloatArray
 
 
 class Encoder(Protocol):
@@ -66,8 +65,10 @@ class Selector:
 def lowest_self_alignment(embeddings: FloatArray) -> int:
     """Return argmin_j softmax(S_j)_j for embeddings of shape (k, dimensions)."""
     lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
-    unit = np.divide(embeddings, lengths, out=np.zeros_like(embeddings), where=lengths > 0)
-    similarity = (unit @ unit.T).astype(np.float64)
+    # A text without features is like others without any, and unlike all the rest.
+    embeddings, lengths = np.hstack([embeddings, lengths == 0]), np.where(lengths, lengths, 1)
+    unit = (embeddings / lengths).astype(np.float64)
+    similarity = unit @ unit.T
     alignment = np.exp(np.diag(similarity)) / np.exp(similarity).sum(axis=1)
     # Equal candidates must tie whatever the rounding of their sums.
     return int(np.argmax(alignment <= alignment.min() + 1e-9))

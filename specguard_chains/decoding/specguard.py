@@ -13,13 +13,14 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Literal
 
-from specguard_chains.decoding.answer import Answer, StepShape
+from specguard_chains.decoding.answer import Answer, Proposal
+from specguard_chains.decoding.boundaries import Ending, StepShape
 from specguard_chains.decoding.decoder import Request
-from specguard_chains.decoding.engine import Candidate, Engine, Reading, Session
+from specguard_chains.decoding.engine import Candidate, Engine, Reading, Session, Watch
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.selection import Selector
 from specguard_chains.decoding.steps import Source, Step, Verdict
-from specguard_chains.decoding.verification import Verifier
+from specguard_chains.decoding.verification import Situation, Verifier
 from specguard_chains.errors import ConfigurationError
 
 VerifyWith = Literal["draft", "target"]
@@ -46,6 +47,8 @@ class SpecGuardDecoder:
         """Validate."""
         if self.num_candidates < 1:
             raise ConfigurationError(f"num_candidates must be 1 or more, not {self.num_candidates}")
+        for engine in self.engines:
+            check_candidates(engine, self.num_candidates, self.shape)
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -58,59 +61,94 @@ class SpecGuardDecoder:
             draft, target = self._open(request, stack)
             answer = Answer(request, self.shape, draft, target)
             while not answer.finished:
-                with answer.ledger.charge(Source.DRAFT, draft):
-                    candidates = self._sample(draft, answer, request, Source.DRAFT)
-                    chosen = self._choose(candidates)
-                reading = self._read(candidates[chosen], target, answer)
-                judgement = self.verifier.judge(candidates[chosen], reading)
-                if judgement.verdict is Verdict.ACCEPTED:
-                    step, source = candidates[chosen], Source.DRAFT
+                proposal = self._propose(draft, target, answer)
+                if proposal.judgement.verdict is Verdict.ACCEPTED:
+                    yield answer.extend(proposal.candidate, Source.DRAFT, proposal)
                 else:
-                    step, source = self._regenerate(target, answer, request), Source.TARGET
-                for session in dict.fromkeys((draft, target)):
-                    session.accept(step)  # foreign steps are read when they are next needed
-                yield answer.add(step, source, judgement, candidates, chosen)
+                    regenerated = self._regenerate(target, answer)
+                    yield answer.extend(regenerated, Source.TARGET, proposal)
 
-    def _open(self, request: Request, stack: ExitStack) -> tuple[Session, Session]:
-        """Open both sequences; a model that is draft and target at once has one."""
-        spec = self.grounding if self.verifier.needs_grounding else None
-        by_draft = spec if self.verify_with == "draft" or self.draft is self.target else None
-        draft = self.draft.open(request.prompt, grounding=by_draft, cancelled=request.cancelled)
-        stack.enter_context(closing(draft))
-        if self.draft is self.target:
-            return draft, draft
-        by_target = spec if self.verify_with == "target" else None
-        target = self.target.open(request.prompt, grounding=by_target, cancelled=request.cancelled)
-        return draft, stack.enter_context(closing(target))
+    def _propose(self, draft: Session, target: Session, answer: Answer) -> Proposal:
+        """Draft k candidates, select one of them and judge it."""
+        watch = self.verifier.can_accept if self._rejects_early else None
+        with answer.ledger.charge(Source.DRAFT, draft):
+            candidates = self._sample(draft, answer, Source.DRAFT, watch)
+            chosen = self._choose(candidates)
+        reading = self._read(candidates[chosen], target, answer)
+        situation = Situation(answer.request, answer.number, answer.text, draft, target)
+        judgement = self.verifier.judge(candidates[chosen], reading, situation)
+        return Proposal(candidates, chosen, judgement)
+
+    def _regenerate(self, target: Session, answer: Answer) -> Candidate:
+        """Let the target write the step from the context, not from the draft's text."""
+        with answer.ledger.charge(Source.TARGET, target):
+            candidates = self._sample(target, answer, Source.TARGET)
+            return candidates[self._choose(candidates)]
 
     def _sample(
-        self, session: Session, answer: Answer, request: Request, source: Source
+        self, session: Session, answer: Answer, source: Source, watch: Watch | None = None
     ) -> list[Candidate]:
-        """Let a model write k candidates for the step in progress."""
-        watch = source is Source.DRAFT and self.verify_with == "draft" and self.early_rejection
         return session.sample(
             self.num_candidates,
             answer.boundary(),
-            request.sampling,
-            seed=(request.seed, answer.next_number, source is Source.TARGET),
-            watch=self.verifier.can_accept if watch else None,
+            answer.request.sampling,
+            seed=(answer.request.seed, answer.number, source is Source.TARGET),
+            watch=watch,
         )
 
     def _choose(self, candidates: list[Candidate]) -> int:
-        """Select by self-consistency; withdrawn candidates are all rejected, whichever it is."""
-        if any(candidate.ending == "withdrawn" for candidate in candidates):
-            return 0
+        """Select by self-consistency. After early rejection there is nothing to choose."""
+        for index, candidate in enumerate(candidates):
+            if candidate.ending is Ending.REJECTED_EARLY:
+                return index
         return self.select([candidate.text for candidate in candidates])
 
     def _read(self, chosen: Candidate, target: Session, answer: Answer) -> Reading:
-        """Return the signals to judge by."""
+        """Return the signals to judge by: the draft's own, or the target's."""
         if self.verify_with == "draft":
             return chosen.reading
         with answer.ledger.charge(Source.TARGET, target, verify=True):
             return target.read(chosen)
 
-    def _regenerate(self, target: Session, answer: Answer, request: Request) -> Candidate:
-        """Let the target write the step from the context, not from the draft's text."""
-        with answer.ledger.charge(Source.TARGET, target):
-            candidates = self._sample(target, answer, request, Source.TARGET)
-            return candidates[self._choose(candidates)]
+    def _open(self, request: Request, stack: ExitStack) -> tuple[Session, Session]:
+        """Open both sequences; a model that is draft and target at once has one."""
+        spec = self.grounding if self.verifier.needs_grounding else None
+
+        def open_session(engine: Engine, *, reads: bool) -> Session:
+            session = engine.open(
+                request.prompt, grounding=spec if reads else None, cancelled=request.cancelled
+            )
+            return stack.enter_context(closing(session))
+
+        if self.draft is self.target:
+            session = open_session(self.draft, reads=True)
+            return session, session
+        return (
+            open_session(self.draft, reads=self.verify_with == "draft"),
+            open_session(self.target, reads=self.verify_with == "target"),
+        )
+
+    @property
+    def _rejects_early(self) -> bool:
+        """Early rejection needs the signals while the draft is still writing."""
+        return self.early_rejection and self.verify_with == "draft"
+
+
+def check_candidates(engine: Engine, n: int, shape: StepShape) -> None:
+    """Refuse what an engine has reserved no memory for.
+
+    Raises:
+        ConfigurationError: It cannot sample n candidate steps side by side.
+    """
+    has = engine.capabilities
+    if n > has.max_candidates:
+        raise ConfigurationError(
+            f"num_candidates={n} is more than the {has.max_candidates} that {engine.name} has "
+            "room for; load it with a larger max_candidates"
+        )
+    reserved = has.max_candidate_tokens
+    if n > 1 and reserved is not None and shape.max_tokens > reserved:
+        raise ConfigurationError(
+            f"steps of {shape.max_tokens} tokens are longer than the {reserved} that "
+            f"{engine.name} has room for in each candidate; load it with larger candidate_tokens"
+        )

@@ -5,9 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
-FinishReason = Literal["stop", "length"]
+
+class FinishReason(StrEnum):
+    """Why the answer ends."""
+
+    STOP = "stop"
+    """The model ended it, or a stop string was found."""
+    LENGTH = "length"
+    """max_tokens or a context is exhausted."""
 
 
 class Source(StrEnum):
@@ -43,8 +50,8 @@ class Judgement:
     confidence: float | None = None
     grounding: float | None = None
     threshold: float | None = None
-    withdrawn: bool = False
-    """Drafting stopped early, as the step could no longer pass; the figures are upper bounds."""
+    rejected_early: bool = False
+    """Drafting stopped, as no candidate could pass any more; the figures are upper bounds."""
 
 
 UNVERIFIED = Judgement(Verdict.UNVERIFIED)
@@ -95,8 +102,8 @@ class Step:
     grounding: float | None
     """Lowest token grounding of the drafted step."""
     threshold: float | None
-    withdrawn: bool
-    """Drafting stopped early; score, confidence and grounding are upper bounds."""
+    rejected_early: bool
+    """Drafting stopped, as no candidate could pass; the three figures are upper bounds."""
     num_candidates: int
     chosen: int
     """Index of the candidate that was judged."""
@@ -110,7 +117,7 @@ class Step:
     """Tokens that the step has in the answer."""
     phase: Phase = Phase.REASONING
     finish_reason: FinishReason | None = None
-    """Set on the last step: "stop" (end of sequence, stop string) or "length"."""
+    """Set on the last step."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the step as JSON's own types, which every serialiser knows."""

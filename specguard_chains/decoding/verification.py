@@ -14,14 +14,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from specguard_chains.decoding.boundaries import Ending
 from specguard_chains.decoding.calibration import Calibration
-from specguard_chains.decoding.engine import Candidate, Reading
+from specguard_chains.decoding.decoder import Request
+from specguard_chains.decoding.engine import Candidate, Reading, Session
 from specguard_chains.decoding.steps import Judgement, Verdict
 from specguard_chains.errors import AttentionUnavailableError, ConfigurationError
 
 
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Where the answer stands when a step is judged, for verifiers that look beyond the step."""
+
+    request: Request
+    number: int
+    """Of the step in progress."""
+    answer: str
+    """What was accepted before it."""
+    draft: Session
+    target: Session
+
+
 class Verifier(Protocol):
-    """Judges drafted steps."""
+    """Judges drafted steps. Holds no state of a request, so that requests can share it."""
 
     @property
     def needs_grounding(self) -> bool:
@@ -32,7 +47,7 @@ class Verifier(Protocol):
         """Whether a step whose signals are this low so far can still be accepted."""
         ...
 
-    def judge(self, candidate: Candidate, reading: Reading) -> Judgement:
+    def judge(self, candidate: Candidate, reading: Reading, situation: Situation) -> Judgement:
         """Decide on a candidate by a reading of it."""
         ...
 
@@ -69,22 +84,22 @@ class EnsembleVerifier:
         """See `Verifier.can_accept`."""
         return self.score(confidence, grounding) >= self.threshold
 
-    def judge(self, candidate: Candidate, reading: Reading) -> Judgement:
+    def judge(self, candidate: Candidate, reading: Reading, situation: Situation) -> Judgement:
         """See `Verifier.judge`."""
         confidence, grounding = reading.confidence, reading.min_grounding
-        withdrawn = candidate.ending == "withdrawn"
-        if self.needs_grounding and grounding is None and not withdrawn:
+        early = candidate.ending is Ending.REJECTED_EARLY
+        if self.needs_grounding and grounding is None and not early:
             raise AttentionUnavailableError(
                 "the reading carries no grounding; open the session with a GroundingSpec or set "
                 "confidence_weight=1"
             )
         score = self.score(confidence, grounding)
-        accepted = score >= self.threshold and not withdrawn
+        accepted = score >= self.threshold and not early
         return Judgement(
             Verdict.ACCEPTED if accepted else Verdict.REJECTED,
             score,
             confidence,
             grounding,
             self.threshold,
-            withdrawn,
+            rejected_early=early,
         )

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from specguard_chains.decoding.answer import StepShape
 from specguard_chains.decoding.baselines import SoloDecoder
+from specguard_chains.decoding.boundaries import StepShape
 from specguard_chains.decoding.calibration import Bounds, Calibration
 from specguard_chains.decoding.decoder import Decoder, Request
 from specguard_chains.decoding.engine import Candidate, Prompt, Reading
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.decoding.steps import Judgement, Source, Step, Verdict
-from specguard_chains.decoding.verification import EnsembleVerifier
+from specguard_chains.decoding.verification import EnsembleVerifier, Situation
 from tests.toy_engine import ToyEngine, random_policy
 
 CALIBRATION = Calibration(
@@ -34,7 +34,7 @@ class Fixed:
     def can_accept(self, confidence: float, grounding: float | None) -> bool:
         return True
 
-    def judge(self, candidate: Candidate, reading: Reading) -> Judgement:
+    def judge(self, candidate: Candidate, reading: Reading, situation: Situation) -> Judgement:
         accept = sum(candidate.tokens) % 2 == 0 if self.accept is None else self.accept
         return Judgement(Verdict.ACCEPTED if accept else Verdict.REJECTED)
 
@@ -112,7 +112,7 @@ def test_early_rejection_saves_drafting_and_both_verdicts_occur() -> None:
     decoder = SpecGuardDecoder(engine(1), engine(2), verifier, num_candidates=1)
     steps = [step for seed in SEEDS for step in decoder.decode(request(seed))]
     assert {step.verdict for step in steps} == {Verdict.ACCEPTED, Verdict.REJECTED}
-    assert any(step.withdrawn for step in steps)
+    assert any(step.rejected_early for step in steps)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1, top_p=0.9)], ids=str)

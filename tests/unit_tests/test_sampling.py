@@ -12,9 +12,9 @@ from specguard_chains.decoding.sampling import (
     distribution,
     draw,
     generators,
-    log_normaliser,
+    logprob,
 )
-from specguard_chains.errors import ConfigurationError
+from specguard_chains.errors import ConfigurationError, EngineError
 
 
 def softmax(logits: FloatArray, temperature: float) -> npt.NDArray[np.float64]:
@@ -226,11 +226,23 @@ def test_the_log_probability_is_the_raw_one(sampling: Sampling) -> None:
         assert logprob == pytest.approx(np.log(softmax(logits, 1.0)[token]), abs=2e-5)
 
 
-def test_the_log_normaliser_survives_large_logits() -> None:
+def test_log_probabilities_survive_large_logits() -> None:
     for shift in (-3e4, 0, 3e4):
         logits = np.array([0, 1, 2], dtype=np.float32) + np.float32(shift)
-        expected = shift + np.log(np.exp([0, 1, 2]).sum())
-        assert log_normaliser(logits) == pytest.approx(expected, rel=1e-6)
+        assert logprob(logits, 1) == pytest.approx(1 - np.log(np.exp([0, 1, 2]).sum()), abs=1e-5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_logits_that_are_no_numbers_are_refused(bad: float, temperature: float) -> None:
+    logits = np.array([0, bad, 2], dtype=np.float32)
+    with pytest.raises(EngineError, match="logits"):
+        draw(logits, Sampling(temperature=temperature), np.random.default_rng(0))
+
+
+def test_a_temperature_too_cold_for_float32_is_greedy() -> None:
+    logits = np.array([0, 1, 2], dtype=np.float32)
+    assert draw(logits, Sampling(temperature=1e-46), np.random.default_rng(0))[0] == 2
 
 
 def test_the_logits_given_are_left_as_they_are() -> None:

@@ -1,0 +1,124 @@
+"""What a local engine adds: the forward pass over a KV memory, and a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from specguard_chains.decoding.arrays import FloatArray
+from specguard_chains.decoding.grounding import GroundingSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a forward pass gives for its n tokens."""
+
+    logits: FloatArray
+    """Shape (n, vocabulary), or (1, vocabulary) if only the last row was asked for; valid until
+    this cache's next forward pass."""
+    grounding: FloatArray | None
+    """Shape (n,); None if no grounding is read."""
+
+
+class Cache(Protocol):
+    """KV memory of one sequence and of branches that share its beginning.
+
+    Branch 0 is the sequence itself. The caller says which token stands at which position of which
+    branch; the cache computes and remembers. After an error the caller calls `keep` with what was
+    there before, and everything that the failed call has left behind must go.
+    """
+
+    def configure(
+        self, grounding: GroundingSpec | None, cancelled: Callable[[], bool] | None
+    ) -> None:
+        """Prepare for a session. The cache is empty if the form of grounding changes."""
+        ...
+
+    def fork(self, n: int, length: int) -> None:
+        """Let branches 1 to n - 1 share the first `length` tokens of branch 0."""
+        ...
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        branches: Sequence[int],
+        *,
+        context: bool,
+        all_logits: bool,
+    ) -> Rows:
+        """Compute tokens: a run on one branch, or one token on each of several.
+
+        `context` says that they belong to the context and not to a step in progress.
+        """
+        ...
+
+    def keep(self, branch: int, length: int) -> None:
+        """Make a branch's first `length` tokens the sequence, and drop all the rest.
+
+        The kept part of a step becomes context for the grounding of later ones.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free the memory."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """What a session needs to know of tokens."""
+
+    @property
+    def vocabulary(self) -> str:
+        """Fingerprint of the vocabulary."""
+        ...
+
+    @property
+    def end_token(self) -> int:
+        """The token with which the model ends its turn."""
+        ...
+
+    def encode_text(self, text: str) -> list[int]:
+        """Tokenize text as it stands: special tokens in it stay text, nothing is added."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """The UTF-8 bytes of a token, empty for control tokens."""
+        ...
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends a sequence."""
+        ...
+
+
+@dataclass(slots=True)
+class CachedSequence:
+    """A cache and the tokens that it holds: what one session leaves to the next."""
+
+    cache: Cache
+    grounding: GroundingSpec | None = None
+    tokens: list[int] = field(default_factory=list)
+    prompt_logits: tuple[int, FloatArray] | None = None
+    """(n, logits after the first n tokens) of the latest prompt, so that the same prompt again
+    gives the very same numbers."""
+
+    def clear(self) -> None:
+        """Forget all tokens."""
+        self.cache.keep(0, 0)
+        self.tokens, self.prompt_logits = [], None
+
+    def keep_prefix(self, prompt: Sequence[int]) -> int:
+        """Drop all but the tokens that a prompt begins with; return their number."""
+        length = common_prefix(self.tokens, prompt)
+        self.cache.keep(0, length)
+        del self.tokens[length:]
+        if self.prompt_logits is not None and self.prompt_logits[0] > length:
+            self.prompt_logits = None
+        return length
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return how many leading tokens two sequences share."""
+    length = min(len(first), len(second))
+    return next((n for n in range(length) if first[n] != second[n]), length)
