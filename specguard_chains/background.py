@@ -19,7 +19,6 @@ from queue import SimpleQueue
 from weakref import WeakSet
 
 from specguard_chains.decoding.decoder import Decoder, Request
-from specguard_chains.decoding.fair_lock import give_up_when
 from specguard_chains.decoding.steps import Step
 from specguard_chains.errors import DecodingCancelled
 
@@ -126,9 +125,8 @@ class _Worker:
         All requests take their engines in the same order, so that no two wait for each other.
         """
         with ExitStack() as stack:
-            with give_up_when(self._cancelled):
-                for engine in sorted(self._decoder.engines, key=id):
-                    stack.enter_context(engine.exclusive())
+            for engine in sorted(self._decoder.engines, key=id):
+                stack.enter_context(engine.exclusive(self._cancelled))
             steps = self._decoder.decode(self._request)
             stack.callback(getattr(steps, "close", _nothing))  # ... before the engines are free
             for step in steps:

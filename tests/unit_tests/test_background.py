@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from subprocess import run as run_process
@@ -15,7 +16,7 @@ import pytest
 from specguard_chains.background import arun, run
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Prompt
-from specguard_chains.decoding.fair_lock import FairLock, give_up_when
+from specguard_chains.decoding.fair_lock import FairLock
 from specguard_chains.decoding.steps import Source, Step, StepSeconds, StepTokens, Verdict
 from specguard_chains.errors import DecodingCancelled, EngineError
 
@@ -29,8 +30,17 @@ class FakeEngine:
     def __init__(self) -> None:
         self.queue = FairLock()
 
-    def exclusive(self) -> FairLock:
-        return self.queue
+    @contextmanager
+    def exclusive(self, cancelled: Callable[[], bool] | None = None) -> Iterator[None]:
+        self.queue.acquire(cancelled)
+        try:
+            yield
+        finally:
+            self.queue.release()
+
+    def assert_free(self) -> None:
+        with self.exclusive(cancelled=lambda: True):  # else it raises
+            pass
 
 
 class FakeDecoder:
@@ -71,7 +81,7 @@ def step(number: int, *, last: bool = False) -> Step:
         confidence=0.0,
         grounding=1.0,
         threshold=0.5,
-        withdrawn=False,
+        rejected_early=False,
         num_candidates=1,
         chosen=0,
         candidates=(f"{number} ",),
@@ -100,8 +110,7 @@ def assert_stops(decoder: FakeDecoder) -> None:
     written = decoder.tokens_written
     assert written < 500
     for engine in decoder.engines:
-        with give_up_when(lambda: True), engine.queue:
-            pass
+        engine.assert_free()
     assert decoder.tokens_written == written
 
 
@@ -288,8 +297,8 @@ async def test_a_task_cancelled_while_queueing_leaves_the_queue() -> None:
         await asyncio.wait_for(anext(steps), 0.05)
     await asyncio.to_thread(until, lambda: held.queue.waiting == 0)
     held.queue.release()
-    with free.queue:  # it does not hold the other engine either
-        pass
+    held.assert_free()
+    free.assert_free()
 
 
 async def test_the_event_loop_stays_responsive() -> None:
