@@ -1,0 +1,183 @@
+"""LangChain messages -> what chat templates render; verified steps -> message chunks.
+
+Only text goes into a template. Roles are passed on as they come: what a model's template cannot
+take (two user turns in a row, a system message) is adapted where the template is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+
+from specguard_chains.decoding.steps import Step
+from specguard_chains.errors import ConfigurationError
+
+TemplateMessage = dict[str, Any]
+"""Keys: role, content (text); where they apply name, reasoning_content, tool_calls and
+tool_call_id, in the shape that Hugging Face templates document."""
+
+STEPS_KEY = "specguard_steps"
+"""Where the steps are in a message's `additional_kwargs`: a list, which merging appends to."""
+
+TEXT_BLOCKS = frozenset({"text", "text-plain", "input_text", "output_text"})
+REASONING_BLOCKS = frozenset({"reasoning", "thinking"})
+IN_TOOL_CALLS = frozenset(
+    {"tool_call", "tool_call_chunk", "tool_use", "input_json_delta", "function_call"}
+)
+"""Blocks that repeat what `AIMessage.tool_calls` holds."""
+
+
+def to_template(messages: Sequence[BaseMessage]) -> list[TemplateMessage]:
+    """Return the messages as mappings for a chat template.
+
+    Raises:
+        ConfigurationError: There is nothing to answer, or a block that no template renders.
+    """
+    converted = [part for message in messages for part in _convert(message)]
+    if not any(part["content"].strip() or part.get("tool_calls") for part in converted):
+        raise ConfigurationError(
+            "there is nothing to answer: "
+            + ("all messages are empty" if messages else "the list of messages is empty")
+            + "; give at least one message with text"
+        )
+    return converted
+
+
+def _convert(message: BaseMessage) -> Iterator[TemplateMessage]:
+    """Yield the mappings of one message: an Anthropic-style one may hold several tools' results."""
+    match message:
+        case AIMessage():
+            yield _assistant(message)
+        case SystemMessage():
+            yield _mapping("system", message)
+        case HumanMessage():
+            yield from _user(message)
+        case ToolMessage():
+            yield _mapping("tool", message, tool_call_id=message.tool_call_id)
+        case FunctionMessage():
+            yield _mapping("tool", message)
+        case ChatMessage():
+            yield _mapping(message.role, message)
+        case _:
+            raise ConfigurationError(
+                f"a {type(message).__name__} cannot be rendered; use human, AI, system, tool or "
+                "chat messages"
+            )
+
+
+def _mapping(role: str, message: BaseMessage, **more: Any) -> TemplateMessage:
+    mapping: TemplateMessage = {"role": role, "content": text_of(message.content, role), **more}
+    if message.name:
+        mapping["name"] = message.name
+    return mapping
+
+
+def _user(message: HumanMessage) -> Iterator[TemplateMessage]:
+    """Yield tool results, which Anthropic-style messages hold as blocks, before the user's text."""
+    blocks = [message.content] if isinstance(message.content, str) else message.content
+    rest: list[str | dict[str, Any]] = []
+    results = 0
+    for block in blocks:
+        if isinstance(block, dict) and _type(block) == "tool_result":
+            text = text_of(block.get("content") or "", "tool")
+            yield {"role": "tool", "content": text, "tool_call_id": block.get("tool_use_id", "")}
+            results += 1
+        else:
+            rest.append(block)
+    if rest or not results:
+        yield _mapping("user", message.model_copy(update={"content": rest}))
+
+
+def _assistant(message: AIMessage) -> TemplateMessage:
+    """Return an earlier answer; its reasoning stands apart, and the template decides about it."""
+    mapping = _mapping("assistant", message)
+    reasoning = [message.additional_kwargs.get("reasoning_content") or ""]
+    if not isinstance(message.content, str):
+        reasoning += [
+            block.get("reasoning") or block.get("thinking") or ""
+            for block in message.content
+            if isinstance(block, Mapping) and _type(block) in REASONING_BLOCKS
+        ]
+    if text := "".join(reasoning):
+        mapping["reasoning_content"] = text
+    if message.tool_calls:
+        mapping["tool_calls"] = [
+            {
+                "id": call["id"],
+                "type": "function",
+                "function": {"name": call["name"], "arguments": call["args"]},
+            }
+            for call in message.tool_calls
+        ]
+    return mapping
+
+
+def text_of(content: str | Sequence[str | Mapping[str, Any]], role: str) -> str:
+    """Return the text of a message's content, which is a string or a list of blocks.
+
+    Raises:
+        ConfigurationError: A block is neither text nor told in another key of the mapping.
+    """
+    if isinstance(content, str):
+        return content
+    return "".join(_block_text(block, role) for block in content)
+
+
+def _block_text(block: str | Mapping[str, Any], role: str) -> str:
+    if isinstance(block, str):
+        return block
+    kind = _type(block)
+    if kind in TEXT_BLOCKS and isinstance(block.get("text"), str):
+        return str(block["text"])
+    if role == "assistant" and kind in REASONING_BLOCKS | IN_TOOL_CALLS:
+        return ""
+    raise ConfigurationError(
+        f"a {role} message has a block of type {kind!r}: these models read text only; leave the "
+        "block out or put what it says into a text block"
+    )
+
+
+def _type(block: str | Mapping[str, Any]) -> str:
+    return "text" if isinstance(block, str) else str(block.get("type", "without a type"))
+
+
+def step_chunk(step: Step) -> AIMessageChunk:
+    """Return the message chunk that one verified step is streamed as."""
+    return AIMessageChunk(content=step.text, additional_kwargs={STEPS_KEY: [step.to_dict()]})
+
+
+def last_chunk(
+    steps: Sequence[Step], input_tokens: int, metadata: Mapping[str, Any]
+) -> AIMessageChunk:
+    """Return the empty chunk that ends a stream: what the answer has cost, and how it ended.
+
+    Merging adds numbers up and concatenates strings, so both stand on this one chunk only.
+    """
+    output_tokens = sum(step.answer_tokens for step in steps)
+    reused = [
+        sum(step.tokens.draft_reused for step in steps),
+        sum(step.tokens.target_reused for step in steps),
+    ]
+    return AIMessageChunk(
+        content="",
+        chunk_position="last",
+        usage_metadata=UsageMetadata(
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            total_tokens=input_tokens + output_tokens,
+            input_token_details=InputTokenDetails(cache_read=min(input_tokens, max(reused))),
+        ),
+        response_metadata=dict(metadata),
+    )
