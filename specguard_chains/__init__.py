@@ -1,0 +1,83 @@
+"""A LangChain model that drafts small, verifies every step, and rewrites only what fails.
+
+>>> from specguard_chains import ChatSpecGuard
+>>> ChatSpecGuard().invoke("What is 12 * 13?").text  # doctest: +SKIP
+
+Importing the package loads no engine and no LangChain; a name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specguard_chains.chat_model import ChatSpecGuard
+    from specguard_chains.decoding.steps import Phase, Source, Step, Verdict
+    from specguard_chains.errors import (
+        AttentionUnavailableError,
+        CalibrationError,
+        ConfigurationError,
+        ContextOverflowError,
+        DecodingCancelled,
+        DecodingTimeoutError,
+        EngineError,
+        ModelIntegrityError,
+        ModelNotFoundError,
+        SpecGuardError,
+    )
+    from specguard_chains.metrics import Metrics
+    from specguard_chains.options import SpecGuardOptions
+
+__version__ = "0.1.0"
+
+_MODULES = {
+    "ChatSpecGuard": "chat_model",
+    "Metrics": "metrics",
+    "Phase": "decoding.steps",
+    "Source": "decoding.steps",
+    "SpecGuardOptions": "options",
+    "Step": "decoding.steps",
+    "Verdict": "decoding.steps",
+    "AttentionUnavailableError": "errors",
+    "CalibrationError": "errors",
+    "ConfigurationError": "errors",
+    "ContextOverflowError": "errors",
+    "DecodingCancelled": "errors",
+    "DecodingTimeoutError": "errors",
+    "EngineError": "errors",
+    "ModelIntegrityError": "errors",
+    "ModelNotFoundError": "errors",
+    "SpecGuardError": "errors",
+}
+
+__all__ = [
+    "AttentionUnavailableError",
+    "CalibrationError",
+    "ChatSpecGuard",
+    "ConfigurationError",
+    "ContextOverflowError",
+    "DecodingCancelled",
+    "DecodingTimeoutError",
+    "EngineError",
+    "Metrics",
+    "ModelIntegrityError",
+    "ModelNotFoundError",
+    "Phase",
+    "Source",
+    "SpecGuardError",
+    "SpecGuardOptions",
+    "Step",
+    "Verdict",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

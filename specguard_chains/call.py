@@ -1,0 +1,225 @@
+"""One call of a model: the options in force, the decoder they describe, and the answer's steps.
+
+What the chat model and every other LangChain class share, without LangChain.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from secrets import randbits
+from time import monotonic
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from specguard_chains import background
+from specguard_chains.assembly import assemble
+from specguard_chains.decoding.decoder import Decoder, Request
+from specguard_chains.decoding.engine import Engine, Prompt
+from specguard_chains.decoding.steps import Step
+from specguard_chains.errors import ConfigurationError, DecodingCancelled, DecodingTimeoutError
+from specguard_chains.metrics import Metrics
+from specguard_chains.options import SpecGuardOptions
+
+OF_THE_REQUEST = frozenset({"max_tokens", "seed", "stop"})
+"""Options that no decoder is assembled by."""
+
+
+class TypedErrors(BaseModel):
+    """Raises ConfigurationError where pydantic finds a wrong value."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Validate the values."""
+        with typed_errors():
+            super().__init__(*args, **kwargs)
+
+
+@contextmanager
+def typed_errors() -> Iterator[None]:
+    """Turn pydantic's error into a ConfigurationError that names parameter, value and rule."""
+    try:
+        yield
+    except ValidationError as error:
+        raise ConfigurationError("; ".join(map(_explain, error.errors()))) from error
+
+
+def _explain(error: Mapping[str, Any]) -> str:
+    if error["type"] == "value_error":  # raised by a validator of ours, with its own words
+        return str(error["ctx"]["error"])
+    return f"{'.'.join(map(str, error['loc']))}={error['input']!r}: {error['msg']}"
+
+
+def checked_names(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return parameters by their own names: `model` is LangChain's name of `pair`.
+
+    Raises:
+        ConfigurationError: One of them is unknown, or both names of one are given.
+    """
+    parameters = dict(given)
+    if "model" in parameters:
+        model = parameters.pop("model")
+        if parameters.setdefault("pair", model) != model:
+            raise ConfigurationError(
+                f"pair={parameters['pair']!r} and model={model!r} are two names of one parameter; "
+                "give one of them"
+            )
+    for name in parameters:
+        if name not in known:
+            close = get_close_matches(name, known)
+            hint = f"did you mean {' or '.join(close)}?" if close else "it would be ignored"
+            raise ConfigurationError(f"there is no parameter {name!r}; {hint}")
+    return parameters
+
+
+def options_in_force(
+    options: SpecGuardOptions, stop: list[str] | None, overrides: Mapping[str, Any]
+) -> SpecGuardOptions:
+    """Return the options of one call, validated anew: fields may have been assigned since.
+
+    Args:
+        options: What was configured.
+        stop: Stop strings of the call; None takes the configured ones, [] means none.
+        overrides: Further options of the call, by name.
+
+    Raises:
+        ConfigurationError: A name is unknown or a value is wrong.
+    """
+    names = SpecGuardOptions.model_fields
+    values = {name: getattr(options, name) for name in names} | checked_names(overrides, names)
+    if stop is not None:
+        values["stop"] = stop
+    with typed_errors():
+        return SpecGuardOptions.model_validate(values)
+
+
+class Assembled:
+    """The decoder that was used last. Copies and pickles of it are empty: weights stay here."""
+
+    def __init__(self) -> None:
+        """Start without one: weights are loaded when they are first used."""
+        self._latest: tuple[dict[str, Any], Decoder] | None = None
+
+    def decoder(self, options: SpecGuardOptions) -> Decoder:
+        """Return the decoder that the options describe."""
+        key = {
+            name: id(value) if isinstance(value, Engine) else value
+            for name in SpecGuardOptions.model_fields.keys() - OF_THE_REQUEST
+            for value in [getattr(options, name)]
+        }
+        latest = self._latest  # another thread may replace it
+        if latest is None or latest[0] != key:
+            latest = self._latest = key, assemble(options)
+        return latest[1]
+
+    def __reduce__(self) -> tuple[type[Assembled], tuple[()]]:
+        return Assembled, ()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request to a decoder, ready to be answered."""
+
+    decoder: Decoder
+    request: Request
+    model_name: str
+    input_tokens: int
+    timeout_s: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        decoder: Decoder,
+        prompt: Prompt,
+        options: SpecGuardOptions,
+        *,
+        timeout_s: float | None = None,
+    ) -> Call:
+        """Return the call of a prompt; a seed is drawn if the options have none."""
+        if timeout_s is not None and not timeout_s > 0:
+            raise ConfigurationError(f"timeout must be more than 0 seconds, not {timeout_s}")
+        request = Request(
+            prompt,
+            options.sampling(),
+            max_tokens=options.max_tokens,
+            stop=tuple(options.stop or ()),
+            seed=randbits(32) if options.seed is None else options.seed,
+        )
+        input_tokens = len(counting_engine(decoder).encode(prompt))
+        return cls(decoder, request, model_name(options), input_tokens, timeout_s)
+
+    def steps(self) -> Generator[Step]:
+        """Yield the answer's steps."""
+        with self._timed() as request:
+            yield from background.run(self.decoder, request)
+
+    async def asteps(self) -> AsyncGenerator[Step]:
+        """Yield the answer's steps."""
+        with self._timed() as request:
+            async with aclosing(background.arun(self.decoder, request)) as steps:
+                async for step in steps:
+                    yield step
+
+    def metadata(self, steps: Sequence[Step]) -> dict[str, Any]:
+        """Return what is to be known about the complete answer, as plain values."""
+        verifier = getattr(self.decoder, "verifier", None)
+        calibration = getattr(verifier, "calibration", None)
+        return {
+            "model_name": self.model_name,
+            "model_provider": "specguard",
+            "finish_reason": str(steps[-1].finish_reason),
+            "seed": self.request.seed,
+            "specguard": {
+                **Metrics.of(steps).to_dict(),
+                "calibrated": calibration and calibration.source == "calibrated",
+            },
+        }
+
+    @contextmanager
+    def _timed(self) -> Iterator[Request]:
+        """Give the request its deadline."""
+        if self.timeout_s is None:
+            yield self.request
+            return
+        deadline = monotonic() + self.timeout_s
+        try:
+            yield replace(self.request, cancelled=lambda: monotonic() >= deadline)
+        except DecodingCancelled as error:
+            raise DecodingTimeoutError(
+                f"the answer took longer than timeout={self.timeout_s:g} s, waiting for its turn "
+                "included; raise timeout or lower max_tokens"
+            ) from error
+
+
+def counting_engine(decoder: Decoder) -> Engine:
+    """Return the engine by whose tokenizer prompts are counted: the target, if there is one."""
+    return decoder.engines[-1]
+
+
+def model_name(options: SpecGuardOptions) -> str:
+    """Return the name of what answers: the pair, or the models that were given in its place."""
+    roles = [options.decoder] if options.decoder in ("draft", "target") else ["draft", "target"]
+    models = [getattr(options, role) for role in roles]
+    if len(models) == 2 and models == [None, None]:
+        return options.pair
+    return " + ".join(
+        f"{options.pair}:{role}" if model is None else _label(model)
+        for role, model in zip(roles, models, strict=True)
+    )
+
+
+def identity(value: Any) -> Any:
+    """Return an option's value in a form that differs whenever answers may differ."""
+    if isinstance(value, Engine):
+        return f"{value.name} ({value.context_length} tokens, {value.vocabulary}) at {id(value):#x}"
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _label(model: Any) -> str:
+    if isinstance(model, str | os.PathLike):
+        return Path(model).name
+    return str(getattr(model, "name", model))
