@@ -90,7 +90,11 @@ def options_in_force(
         ConfigurationError: A name is unknown or a value is wrong.
     """
     names = SpecGuardOptions.model_fields
-    values = {name: getattr(options, name) for name in names} | checked_names(overrides, names)
+    values = {name: getattr(options, name) for name in names}
+    changes = checked_names(overrides, names)
+    if "pair" in changes:  # else the models that were configured would win
+        values |= {"draft": None, "target": None}
+    values |= changes
     if stop is not None:
         values["stop"] = stop
     with typed_errors():
@@ -115,6 +119,9 @@ class Assembled:
         if latest is None or latest[0] != key:
             latest = self._latest = key, assemble(options)
         return latest[1]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Assembled)  # models are equal by their settings
 
     def __reduce__(self) -> tuple[type[Assembled], tuple[()]]:
         return Assembled, ()

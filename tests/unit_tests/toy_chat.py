@@ -19,9 +19,9 @@ def endless(*, delay_s: float = 0.0, **options: Any) -> ChatSpecGuard:
     return solo(scripted_policy("On and on.\n\n", end=False), delay_s=delay_s, **options)
 
 
-def random(seed: int = 0, **options: Any) -> ChatSpecGuard:
+def random(table: int = 0, **options: Any) -> ChatSpecGuard:
     """A model that writes something else for each seed."""
-    return solo(random_policy(seed, end=-2.0), **{"max_tokens": 60, **options})
+    return solo(random_policy(table, end=-2.0), **{"max_tokens": 60, **options})
 
 
 def solo(policy: Policy, *, delay_s: float = 0.0, **options: Any) -> ChatSpecGuard:
@@ -32,7 +32,7 @@ def solo(policy: Policy, *, delay_s: float = 0.0, **options: Any) -> ChatSpecGua
 
 def pair(**options: Any) -> ChatSpecGuard:
     """Draft and target; the draft is unsure of the second step, which the target rewrites."""
-    draft = scripted_policy(*STEPS, logprobs=[-0.01, -9.0])
+    draft = scripted_policy(*STEPS, logprobs=[-0.01, -4.0])
     target = scripted_policy("Uno a.\n\n", "Dos b.\n\n", "Tres c.")
     return ChatSpecGuard(
         draft=ToyEngine(draft, name="toy-draft"),
