@@ -1,0 +1,126 @@
+"""`specguard calibrate`: the bounds of a pair's signals, measured on training problems."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from specguard_chains.calibrations import file_name, own_folder
+from specguard_chains.calibrations.fitting import fit, read_questions
+from specguard_chains.cli.answering import load
+from specguard_chains.cli.failures import UsageError, reports_errors
+from specguard_chains.cli.settings import takes_options
+from specguard_chains.cli.streams import ERR, OUT
+from specguard_chains.decoding.calibration import FALLBACK, Calibration
+from specguard_chains.decoding.specguard import SpecGuardDecoder
+from specguard_chains.decoding.steps import Step
+from specguard_chains.errors import CalibrationError
+from specguard_chains.options import SpecGuardOptions
+
+MAX_TOKENS = 600
+
+
+@reports_errors
+@takes_options(
+    *("pair", "draft", "target", "n_ctx", "n_threads", "n_gpu_layers"),
+    *("verify_with", "grounding", "grounding_layers"),
+    *("step_delimiter", "max_step_tokens", "max_tokens"),
+    max_tokens=MAX_TOKENS,
+)
+def calibrate(
+    options: SpecGuardOptions,
+    data: Annotated[
+        Path,
+        typer.Option(metavar="file", help='Problems: one JSON object a line with a "question".'),
+    ],
+    limit: Annotated[int, typer.Option(min=1, help="How many problems to solve.")] = 50,
+    skip: Annotated[int, typer.Option(min=0, help="Lines to skip first.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="file", help="Where to write; by default where it is looked for."),
+    ] = None,
+) -> None:
+    """Find the bounds of a pair's signals.
+
+    The draft solves problems; the range of its signals over all steps becomes their bounds. Use
+    problems for training, not the ones that you evaluate on.
+    """
+    questions = list(read_questions(data, limit, skip))
+    if not questions:
+        raise CalibrationError(f"{data} has no problems after the first {skip} lines")
+    decoder = _load(options)
+    path = _writable(out or own_folder() / _name(decoder))
+    calibration = _fit(decoder, questions, options.max_tokens or MAX_TOKENS)
+    calibration.save(path)
+    _report(calibration, path)
+
+
+def _load(options: SpecGuardOptions) -> SpecGuardDecoder:
+    """Return the pair's decoder, with bounds that do not matter.
+
+    Without them the ones that are being replaced would be read, and missed or found broken.
+    """
+    with TemporaryDirectory() as folder:
+        unused = Path(folder) / "unused.json"
+        FALLBACK.save(unused)
+        changes = {"calibration": str(unused), "num_candidates": 1}
+        decoder = load(options.model_copy(update=changes))
+    assert isinstance(decoder, SpecGuardDecoder)
+    return decoder
+
+
+def _name(decoder: SpecGuardDecoder) -> str:
+    return file_name(
+        decoder.draft.name, decoder.target.name, decoder.verify_with, decoder.grounding
+    )
+
+
+def _writable(path: Path) -> Path:
+    """Return the path once it is sure that a file can be written there; minutes of work follow."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            pass
+        if path.stat().st_size == 0:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({error}); choose another --out") from error
+    return path
+
+
+def _fit(decoder: SpecGuardDecoder, questions: list[str], max_tokens: int) -> Calibration:
+    """Solve the problems behind a bar."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("problems, {task.fields[steps]} steps"),
+        TimeRemainingColumn(compact=True),
+    )
+    with ExitStack() as stack:
+        for engine in decoder.engines:
+            stack.enter_context(engine.exclusive())
+        bars = stack.enter_context(Progress(*columns, console=ERR))
+        task = bars.add_task("solving", total=len(questions), steps=0)
+        steps = 0
+
+        def on_step(problem: int, step: Step) -> None:
+            nonlocal steps
+            steps += 1
+            done = problem + (step.finish_reason is not None)
+            bars.update(task, completed=done, steps=steps)
+
+        return fit(decoder, questions, max_tokens=max_tokens, on_step=on_step)
+
+
+def _report(calibration: Calibration, path: Path) -> None:
+    OUT.print(f"{calibration.steps} steps of {calibration.problems} problems", style="bold")
+    for name in ("confidence", "grounding"):
+        bounds = getattr(calibration, name)
+        OUT.print(f"{name:10} {bounds.low:8.3f} to {bounds.high:.3f}")
+    OUT.print(f"written to {path}", soft_wrap=True)
