@@ -1,4 +1,4 @@
-"""Engines by name, loaded when they are first used.
+"""Engines and encoders by name, loaded when they are first used.
 
 >>> from specguard_chains.adapters import LlamaCppEngine
 >>> engine = LlamaCppEngine("model.gguf", n_ctx=4096)  # doctest: +SKIP
@@ -15,17 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specguard_adapters.llama_cpp import LlamaCppEngine
+    from specguard_adapters.sentence import SentenceEncoder
 
-__all__ = ["LlamaCppEngine"]
+__all__ = ["LlamaCppEngine", "SentenceEncoder"]
 
 GROUP = "specguard_chains.engines"
 
-_OWN = {"LlamaCppEngine": ("specguard_adapters.llama_cpp", "llama_cpp", "llama-cpp")}
+_OWN = {
+    "LlamaCppEngine": ("specguard_adapters.llama_cpp", "llama_cpp", "llama-cpp"),
+    "SentenceEncoder": ("specguard_adapters.sentence", "sentence_transformers", "sentence"),
+}
 """Class -> (module, the package that it needs, the extra that installs this package)."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import an engine class."""
+    """Import a class."""
     if name in _OWN:
         return _load_own(name)
     if name.startswith("_"):
@@ -34,11 +38,11 @@ def __getattr__(name: str) -> Any:
     if name in others:
         return others[name].load()
     known = ", ".join(sorted({*_OWN, *others}))
-    raise AttributeError(f"there is no engine {name!r}; there are {known}")
+    raise AttributeError(f"there is no {name!r}; there are {known}")
 
 
 def __dir__() -> list[str]:
-    """List the engines, whether or not their packages are installed."""
+    """List the classes, whether or not their packages are installed."""
     return sorted({*_OWN, *map(_class_name, entry_points(group=GROUP))})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from specguard_chains.decoding.calibration import Calibration
 from specguard_chains.decoding.decoder import Decoder
 from specguard_chains.decoding.engine import Engine
 from specguard_chains.decoding.grounding import GroundingSpec
+from specguard_chains.decoding.selection import Encoder, Selector
 from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.decoding.steps import Source
 from specguard_chains.decoding.verification import EnsembleVerifier
@@ -51,6 +53,7 @@ def assemble(options: SpecGuardOptions, *, progress: Progress = no_progress) -> 
         target,
         verifier,
         num_candidates=_candidates(options),
+        select=_selector(options),
         verify_with=options.verify_with,
         grounding=grounding,
         shape=shape,
@@ -113,6 +116,24 @@ def _model(options: SpecGuardOptions, source: Source) -> Any:
 def _reads_attention(options: SpecGuardOptions, source: Source | None) -> bool:
     """Whether the model in this role (None: in both) is asked for grounding."""
     return options.confidence_weight < 1 and source in (None, Source(options.verify_with))
+
+
+def _selector(options: SpecGuardOptions) -> Selector:
+    if options.encoder is None or callable(options.encoder):
+        return Selector(options.encoder)
+    if isinstance(options.encoder, str | os.PathLike):
+        return Selector(_sentence_encoder(os.fspath(options.encoder)))
+    raise ConfigurationError(
+        "encoder must be a model's name, a folder or a function from texts to vectors, not "
+        f"{type(options.encoder).__name__}"
+    )
+
+
+@cache
+def _sentence_encoder(model: str) -> Encoder:
+    from specguard_chains.adapters import SentenceEncoder
+
+    return SentenceEncoder(model)
 
 
 def _calibration(

@@ -28,6 +28,9 @@ class SpecGuardOptions(BaseModel):
     """specguard, specguard-greedy (temperature 0, one candidate), or one model alone."""
     num_candidates: int = Field(default=4, ge=1, le=64)
     """Candidate steps that are drafted at a time (the paper's k, there 16)."""
+    encoder: Any = None
+    """How candidates are compared: a sentence-transformers model's name or folder, or a function
+    from texts to vectors; by default hashed words and trigrams, which need no model."""
     threshold: float = Field(default=0.7, ge=0, le=1)
     """Score from which a drafted step is kept (tau)."""
     confidence_weight: float = Field(default=0.3, ge=0, le=1)
