@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from specguard_chains.decoding import local
-from specguard_chains.decoding.boundaries import Boundary, StepText, unfinished_character
+from specguard_chains.decoding.boundaries import Boundary, StepShape, StepText, unfinished_character
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Candidate, Prompt, Reading, Session
 from specguard_chains.decoding.grounding import GroundingSpec
@@ -434,6 +434,8 @@ def test_any_sequence_of_operations_equals_a_model_without_memory(
                 text = [text, f"{text}{said}|next|", f"{text[:-3]}?|", "first|"][rng.integers(4)]
                 session, expected = engine.start(text), Memoryless.of(engine, text)
                 candidates = []
+        assert session.length == len(expected.tokens)
+        assert session.room == engine.context_length - session.length
     assert_samples(session, expected)
 
 
@@ -565,6 +567,19 @@ def test_sessions_at_the_same_time_do_not_share_a_cache() -> None:
             session.close()  # once more does no harm
 
 
+@pytest.mark.parametrize("max_idle", [1, 2])
+def test_an_engine_remembers_as_many_conversations_as_it_may(max_idle: int) -> None:
+    engine = new_engine()
+    engine.max_idle = max_idle
+    for turn in range(3):
+        for text in ("first question|", "second one|"):
+            session = engine.start(text)
+            assert_samples(session, Memoryless.of(engine, text), 1)
+            remembered = turn > 0 and max_idle == 2
+            assert session.counters.reused == (len(text) if remembered else 0)
+            session.close()
+
+
 def test_a_cleared_engine_starts_cold() -> None:
     engine = new_engine()
     first = engine.start()
@@ -682,9 +697,11 @@ def test_a_session_works_on_after_an_overflow() -> None:
         lambda: session.read(too_long),
         lambda: session.accept(too_long),
     ):
+        assert not session.fits(too_long)
         with pytest.raises(ContextOverflowError, match=r"11 .* 10 of the context's 20"):
             act()
         candidates = assert_samples(session, expected, boundary=Boundary("never", max_tokens=10))
+    assert session.fits(foreign("abcdefghij"))
     session.accept(candidates[0])
     expected.tokens += candidates[0].tokens
     with pytest.raises(ContextOverflowError):
@@ -792,6 +809,20 @@ def test_an_answer_that_ends_at_once_is_judged_across_vocabularies(verify_with: 
     )
     (step,) = decoder.decode(Request(Prompt(text="q|")))
     assert (step.text, step.finish_reason) == ("", "stop")
+
+
+@pytest.mark.parametrize("verify_with", ["draft", "target"])
+def test_a_step_without_a_whole_character_is_judged_across_vocabularies(verify_with: str) -> None:
+    decoder = SpecGuardDecoder(
+        Engine(scripted_policy("né!")),
+        mirrored_engine(),
+        EnsembleVerifier(CALIBRATION, threshold=0),
+        num_candidates=1,
+        verify_with=verify_with,
+        shape=StepShape(max_tokens=1),
+    )
+    steps = list(decoder.decode(Request(Prompt(text="q|"), GREEDY)))
+    assert [step.text for step in steps] == ["n", "", "é", "!", ""]
 
 
 # --- what an engine refuses
