@@ -1,0 +1,199 @@
+"""From options to decoders, with engines that need no weights."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specguard_chains import adapters, assembly, calibrations
+from specguard_chains.assembly import assemble, unload
+from specguard_chains.calibrations.fitting import fit, read_questions
+from specguard_chains.decoding.baselines import SoloDecoder
+from specguard_chains.decoding.calibration import Bounds, Calibration
+from specguard_chains.decoding.grounding import GroundingSpec
+from specguard_chains.decoding.selection import HashedNgrams
+from specguard_chains.decoding.specguard import SpecGuardDecoder
+from specguard_chains.decoding.steps import Source
+from specguard_chains.decoding.verification import EnsembleVerifier
+from specguard_chains.errors import CalibrationError, ConfigurationError, ModelNotFoundError
+from specguard_chains.options import SpecGuardOptions
+from tests.toy_engine import ToyEngine, random_policy, scripted_policy
+
+BOUNDS = Calibration(confidence=Bounds(low=-3, high=0), grounding=Bounds(low=0, high=1))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECGUARD_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Loads toy engines from any path and records their settings."""
+    settings: list[dict[str, Any]] = []
+
+    def load(path: Path, **given: Any) -> ToyEngine:
+        settings.append({"path": path, **given})
+        return ToyEngine(random_policy(1), name=Path(path).stem)
+
+    monkeypatch.setitem(vars(adapters), "LlamaCppEngine", load)
+    monkeypatch.setattr(assembly, "resolve", lambda model, progress: Path(f"{model}"))
+    monkeypatch.setattr(assembly, "_engines", {})
+    return settings
+
+
+def options(**given: Any) -> SpecGuardOptions:
+    return SpecGuardOptions(**({"draft": "d.gguf", "target": "t.gguf"} | given))
+
+
+def toy_pair() -> dict[str, ToyEngine]:
+    return {
+        "draft": ToyEngine(random_policy(1), name="d"),
+        "target": ToyEngine(random_policy(2), name="t"),
+    }
+
+
+def test_engines_given_are_used_as_they_are() -> None:
+    pair = toy_pair()
+    decoder = assemble(options(**pair, threshold=0.25, confidence_weight=0.5, num_candidates=3))
+    assert isinstance(decoder, SpecGuardDecoder)
+    assert decoder.engines == (pair["draft"], pair["target"])
+    assert decoder.num_candidates == 3
+    assert isinstance(decoder.verifier, EnsembleVerifier)
+    assert decoder.verifier.threshold == 0.25
+    assert decoder.verifier.confidence_weight == 0.5
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+def test_a_model_alone_loads_only_itself(role: str, loaded: list[dict[str, Any]]) -> None:
+    decoder = assemble(options(decoder=role))
+    assert isinstance(decoder, SoloDecoder)
+    assert decoder.source == Source(role)
+    assert [settings["path"] for settings in loaded] == [Path(f"{role[0]}.gguf")]
+
+
+def test_a_file_is_loaded_once_in_a_process(loaded: list[dict[str, Any]]) -> None:
+    first = assemble(options())
+    assert assemble(options(threshold=0.1)).engines == first.engines
+    assert assemble(options(decoder="target")).engines[0] is first.engines[1]
+    assert len(loaded) == 2
+    unload()
+    assert assemble(options()).engines != first.engines
+
+
+def test_only_the_model_that_is_read_gives_attention(loaded: list[dict[str, Any]]) -> None:
+    assemble(options())
+    assert [settings["attention"] for settings in loaded] == [True, False]
+    assemble(options(verify_with="target"))
+    assert [settings["attention"] for settings in loaded[2:]] == [False, True]
+    assemble(options(confidence_weight=1))
+    assert [settings["attention"] for settings in loaded[4:]] == []  # both are loaded without
+
+
+def test_one_file_in_both_roles_is_one_engine(loaded: list[dict[str, Any]]) -> None:
+    decoder = assemble(options(target="d.gguf", verify_with="target"))
+    assert len(decoder.engines) == len(loaded) == 1
+    assert loaded[0]["attention"]
+
+
+def test_greedy_decoding_reserves_room_for_one_candidate(loaded: list[dict[str, Any]]) -> None:
+    decoder = assemble(options(decoder="specguard-greedy", num_candidates=8))
+    assert isinstance(decoder, SpecGuardDecoder)
+    assert decoder.num_candidates == 1
+    assert {settings["max_candidates"] for settings in loaded} == {1}
+
+
+def test_what_is_no_model_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"draft must be a GGUF file.*not int"):
+        assemble(options(draft=3))
+
+
+def test_an_unknown_pair_and_a_missing_file_are_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"qwen3"):
+        assemble(SpecGuardOptions(pair="qwen3"))
+    with pytest.raises(ModelNotFoundError, match=r"nowhere\.gguf"):
+        assemble(options(draft="nowhere.gguf"))
+
+
+def test_more_candidates_than_an_engine_has_room_for() -> None:
+    with pytest.raises(ConfigurationError, match=r"num_candidates=64 .*toy"):
+        engine = ToyEngine(random_policy(1))
+        engine.capabilities = type(engine.capabilities)(attention=True, max_candidates=2)
+        assemble(options(draft=engine, target=engine, num_candidates=64))
+
+
+def test_a_pair_without_bounds_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        decoder = assemble(options(**toy_pair()))
+    assert "specguard calibrate" in caplog.text
+    assert isinstance(decoder, SpecGuardDecoder)
+    assert isinstance(decoder.verifier, EnsembleVerifier)
+    assert decoder.verifier.calibration.source == "fallback"
+
+
+def test_ones_own_bounds_are_found_by_models_and_signals() -> None:
+    folder = calibrations.own_folder()
+    folder.mkdir(parents=True)
+    BOUNDS.save(folder / calibrations.file_name("d", "t", "draft", GroundingSpec()))
+    for given, expected in (({}, "calibrated"), ({"grounding": "dense"}, "fallback")):
+        decoder = assemble(options(**toy_pair(), **given))
+        assert isinstance(decoder, SpecGuardDecoder)
+        assert isinstance(decoder.verifier, EnsembleVerifier)
+        assert decoder.verifier.calibration.source == expected
+
+
+def test_a_calibration_file_can_be_named(tmp_path: Path) -> None:
+    BOUNDS.save(tmp_path / "bounds.json")
+    decoder = assemble(options(**toy_pair(), calibration=str(tmp_path / "bounds.json")))
+    assert isinstance(decoder, SpecGuardDecoder)
+    assert isinstance(decoder.verifier, EnsembleVerifier)
+    assert decoder.verifier.calibration == BOUNDS
+    with pytest.raises(CalibrationError, match=r"missing\.json"):
+        assemble(options(**toy_pair(), calibration=str(tmp_path / "missing.json")))
+
+
+def test_an_encoder_can_be_a_function() -> None:
+    def constant(texts: list[str]) -> Any:
+        return np.ones((len(texts), 2), dtype=np.float32)
+
+    for given, expected in ((None, HashedNgrams), (constant, type(constant))):
+        decoder = assemble(options(**toy_pair(), encoder=given))
+        assert isinstance(decoder, SpecGuardDecoder)
+        assert isinstance(decoder.select.encoder, expected)
+    with pytest.raises(ConfigurationError, match="encoder must be"):
+        assemble(options(**toy_pair(), encoder=3))
+
+
+def test_bounds_are_fitted_to_the_drafts_own_steps() -> None:
+    draft = ToyEngine(scripted_policy("one\n\n", "two\n\n", "three", logprobs=[-0.5, -1.0, -1.5]))
+    decoder = assemble(options(draft=draft, target=ToyEngine(random_policy(2))))
+    assert isinstance(decoder, SpecGuardDecoder)
+    seen = []
+    fitted = fit(decoder, ["q", "r"], on_step=lambda problem, step: seen.append(problem))
+    assert seen == [0, 0, 0, 1, 1, 1]
+    assert (fitted.problems, fitted.steps) == (2, 6)
+    assert fitted.confidence.low == pytest.approx(-1.5, abs=0.01)
+    assert fitted.confidence.high == pytest.approx(-0.5, abs=0.03)
+    assert fitted.source == "calibrated"
+
+
+def test_without_problems_there_are_no_bounds() -> None:
+    decoder = assemble(options(**toy_pair()))
+    assert isinstance(decoder, SpecGuardDecoder)
+    with pytest.raises(CalibrationError, match="at least one problem"):
+        fit(decoder, [])
+
+
+def test_questions_are_read_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    path.write_text("".join(f'{{"question": "q{i}"}}\n' for i in range(5)), encoding="utf-8")
+    assert list(read_questions(path)) == ["q0", "q1", "q2", "q3", "q4"]
+    assert list(read_questions(path, limit=2, skip=1)) == ["q1", "q2"]
+    for bad in ("no json\n", '{"answer": 1}\n', "3\n"):
+        path.write_text(bad, encoding="utf-8")
+        with pytest.raises(CalibrationError, match="problems"):
+            list(read_questions(path))
