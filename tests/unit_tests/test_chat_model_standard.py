@@ -9,8 +9,8 @@ from langchain_tests.unit_tests import ChatModelUnitTests
 from specguard_chains import ChatSpecGuard
 from tests.toy_engine import ToyEngine, random_policy
 
-TARGET = ToyEngine(random_policy(1, end=-40.0), name="toy-target")
-DRAFT = ToyEngine(random_policy(2, end=-40.0), name="toy-draft")
+TARGET = ToyEngine(random_policy(1, end=-40.0), name="toy-target", context_length=500)
+DRAFT = ToyEngine(random_policy(2, end=-40.0), name="toy-draft", context_length=500)
 
 
 class TestUnit(ChatModelUnitTests):
