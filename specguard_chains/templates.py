@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -69,6 +71,49 @@ class ChatTemplate:
             f"the model's chat template refuses these messages: {error}; change them, or give the "
             "prompt as text"
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a rendered prompt; in a `literal` one, special tokens are no more than text."""
+
+    text: str
+    literal: bool
+
+
+class Shield:
+    """Keeps text in messages that looks like special tokens from becoming special tokens.
+
+    Such text travels through the template as a mark and is put back afterwards, as literal text.
+    """
+
+    MARK = "\ue000"  # for private use: no text has it, and if one has, it is hidden as well
+
+    def __init__(self, specials: Iterable[str]) -> None:
+        """Shield against tokens that are spelled like this."""
+        longest_first = sorted({self.MARK, *specials}, key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, longest_first)))
+        self._hidden: list[str] = []
+
+    def hide(self, value: Any) -> Any:
+        """Return messages, or any part of them, with marks in place of special text."""
+        if isinstance(value, str):
+            return self._special.sub(self._mark, value)
+        if isinstance(value, Mapping):
+            return {key: self.hide(item) for key, item in value.items()}
+        if isinstance(value, Sequence):
+            return [self.hide(item) for item in value]
+        return value
+
+    def pieces(self, rendered: str) -> Iterator[Piece]:
+        """Yield a rendered prompt in parts, the hidden text put back."""
+        for i, part in enumerate(re.split(f"{self.MARK}(\\d+){self.MARK}", rendered)):
+            if part:
+                yield Piece(self._hidden[int(part)], True) if i % 2 else Piece(part, False)
+
+    def _mark(self, match: re.Match[str]) -> str:
+        self._hidden.append(match[0])
+        return f"{self.MARK}{len(self._hidden) - 1}{self.MARK}"
 
 
 class _GenerationTag(Extension):

@@ -24,9 +24,10 @@ ABORTABLE_TOKENS = 16
 class LlamaCppCache:
     """A `Cache` over a llama.cpp context: branch i is the context's sequence i."""
 
-    def __init__(self, context: Context, context_length: int) -> None:
+    def __init__(self, context: Context, context_length: int, attention_layers: int) -> None:
         """Start empty."""
         self._context = context
+        self._attention_layers = attention_layers
         self._cancelled: Callable[[], bool] | None = None
         self._lengths = [0]  # of each branch
         self._committed = 0  # tokens of branch 0 that are context
@@ -41,6 +42,11 @@ class LlamaCppCache:
         self._cancelled = cancelled
         if grounding is None:
             self._rollout = None
+        elif grounding.layers > self._attention_layers:
+            raise ConfigurationError(
+                f"grounding over {grounding.layers} layers needs more than the engine's "
+                f"attention_layers={self._attention_layers}; load the model with more"
+            )
         elif self._rollout is None or self._rollout.spec != grounding:
             self._rollout = Rollout(grounding, self._context.cells)
 

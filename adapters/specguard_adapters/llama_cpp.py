@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -16,8 +15,6 @@ from specguard_adapters._llama_cache import LlamaCppCache, check_attention
 from specguard_adapters._llama_context import KV_TYPES, MAX_SEQUENCES, Context, ContextSettings
 from specguard_adapters._llama_weights import Weights, load_weights, log
 from specguard_chains.decoding.engine import Capabilities, Prompt
-from specguard_chains.decoding.grounding import GroundingSpec
-from specguard_chains.decoding.local import LocalSession
 from specguard_chains.decoding.local_engine import LocalEngine
 from specguard_chains.errors import ConfigurationError, EngineError
 from specguard_chains.models.cache import check_own_file
@@ -90,7 +87,7 @@ class LlamaCppEngine(LocalEngine):
         self._weights: Weights | None = load_weights(check_own_file(Path(path)), n_gpu_layers)
         model = self._model
         _check_model(model, n_ctx=n_ctx, attention_layers=attention_layers if attention else 0)
-        self.name = model.metadata("general.name") or model.path.stem
+        self.name = model.path.stem
         self.capabilities = Capabilities(
             attention=attention,
             max_candidates=max_candidates,
@@ -153,22 +150,7 @@ class LlamaCppEngine(LocalEngine):
         """See `LocalEngine.new_cache`."""
         tap = AttentionTap() if self.capabilities.attention else None
         context = Context(self._model, self._settings, tap)
-        return LlamaCppCache(context, self.context_length)
-
-    def open(
-        self,
-        prompt: Prompt,
-        *,
-        grounding: GroundingSpec | None = None,
-        cancelled: Callable[[], bool] | None = None,
-    ) -> LocalSession:
-        """See `Engine.open`."""
-        if grounding is not None and grounding.layers > self._attention_layers:
-            raise ConfigurationError(
-                f"grounding over {grounding.layers} layers needs attention_layers="
-                f"{grounding.layers}; {self.name} is loaded with {self._attention_layers}"
-            )
-        return super().open(prompt, grounding=grounding, cancelled=cancelled)
+        return LlamaCppCache(context, self.context_length, self._attention_layers)
 
     def close(self) -> None:
         """See `Engine.close`."""
@@ -189,10 +171,10 @@ class LlamaCppEngine(LocalEngine):
             )
         shield = Shield(self._model.control_texts)
         text = self._template.render(shield.hide(prompt.messages), prompt.tools)
-        first, *others = shield.pieces(text)
-        tokens = self._model.tokenize(first.text, special=not first.literal)
-        for piece in others:
-            tokens += self._model.tokenize_on(piece.text, special=not piece.literal)
+        tokens: list[int] = []
+        for piece in shield.pieces(text):
+            tokenize = self._model.tokenize_on if tokens else self._model.tokenize
+            tokens += tokenize(piece.text, special=not piece.literal)
         return tokens
 
 

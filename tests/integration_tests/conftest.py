@@ -1,0 +1,131 @@
+"""Real models by name, and a tiny one whose numbers are exact."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from specguard_chains.models import resolve
+
+pytest.importorskip("llama_cpp", reason="pip install 'specguard_chains[llama-cpp]'")
+
+ModelPath = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def model_path() -> ModelPath:
+    """Returns a known model's file, fetched at first use."""
+    return lambda name: resolve(name)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random transformer in float32: four layers, and a vocabulary that adds spaces."""
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    path.write_bytes(gguf(tiny_metadata(), tiny_tensors()))
+    return path
+
+
+WIDTH, LAYERS, HEADS, KV_HEADS, HIDDEN = 64, 4, 4, 2, 96
+PIECES = ["\u2581", *"abcdefghijklmnopqrstuvwxyz.,", "\u2581a", "\u2581the", "he", "th", "in", "er"]
+VOCABULARY = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *PIECES]
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
+
+
+def tiny_metadata() -> dict[str, Any]:
+    kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(PIECES)]
+    scores = np.zeros(len(VOCABULARY), dtype=np.float32)
+    scores[-len(PIECES) :] = -np.arange(len(PIECES), 0, -1)
+    return {
+        "general.architecture": "llama",
+        "general.name": "Tiny",
+        "llama.context_length": 512,
+        "llama.embedding_length": WIDTH,
+        "llama.block_count": LAYERS,
+        "llama.feed_forward_length": HIDDEN,
+        "llama.attention.head_count": HEADS,
+        "llama.attention.head_count_kv": KV_HEADS,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": VOCABULARY,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": np.array(kinds, dtype=np.int32),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_space_prefix": True,
+    }
+
+
+def tiny_tensors() -> dict[str, npt.NDArray[np.float32]]:
+    rng = np.random.default_rng(20)
+
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> npt.NDArray[np.float32]:
+        values = rng.standard_normal((rows, columns)) * gain / np.sqrt(columns)
+        return values.astype(np.float32)
+
+    ones = np.ones(WIDTH, dtype=np.float32)
+    keys = WIDTH * KV_HEADS // HEADS
+    tensors = {
+        "token_embd.weight": matrix(len(VOCABULARY), WIDTH, gain=8),
+        "output.weight": matrix(len(VOCABULARY), WIDTH, gain=3),
+        "output_norm.weight": ones,
+    }
+    for layer in range(LAYERS):
+        block = {
+            "attn_norm": ones,
+            "attn_q": matrix(WIDTH, WIDTH, gain=1.5),
+            "attn_k": matrix(keys, WIDTH, gain=1.5),
+            "attn_v": matrix(keys, WIDTH),
+            "attn_output": matrix(WIDTH, WIDTH),
+            "ffn_norm": ones,
+            "ffn_gate": matrix(HIDDEN, WIDTH),
+            "ffn_up": matrix(HIDDEN, WIDTH),
+            "ffn_down": matrix(WIDTH, HIDDEN),
+        }
+        tensors |= {f"blk.{layer}.{name}.weight": value for name, value in block.items()}
+    return tensors
+
+
+def gguf(metadata: dict[str, Any], tensors: dict[str, npt.NDArray[np.float32]]) -> bytes:
+    """Return a GGUF file, version 3."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
+    head += b"".join(_string(key) + _value(value) for key, value in metadata.items())
+    data = b""
+    for name, tensor in tensors.items():
+        shape = tensor.shape[::-1]
+        head += _string(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+        head += struct.pack("<IQ", 0, len(data))  # float32
+        data += _padded(tensor.tobytes())
+    return _padded(head) + data
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 32)
+
+
+def _string(text: str) -> bytes:
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def _value(value: Any) -> bytes:
+    match value:
+        case bool():
+            return struct.pack("<I?", 7, value)
+        case int():
+            return struct.pack("<II", 4, value)
+        case float():
+            return struct.pack("<If", 6, value)
+        case str():
+            return struct.pack("<I", 8) + _string(value)
+        case list():
+            return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
+        case np.ndarray():
+            kind = {"int32": 5, "float32": 6}[str(value.dtype)]
+            return struct.pack("<IIQ", 9, kind, len(value)) + value.tobytes()
+    raise TypeError(f"no GGUF type for {type(value)}")
