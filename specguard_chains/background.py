@@ -101,6 +101,10 @@ class _Worker:
     def start(self) -> None:
         """Begin to decode."""
         _workers.add(self)
+        # Exit handlers run last registered first, and an engine registers the one that frees its
+        # memory when it is loaded: while a thread still computes in it, that is a crash.
+        atexit.unregister(_stop_all)
+        atexit.register(_stop_all)
         self._thread.start()
 
     def stop(self) -> None:
@@ -149,7 +153,6 @@ def _nothing() -> None:
 _workers: WeakSet[_Worker] = WeakSet()
 
 
-@atexit.register
 def _stop_all() -> None:
     """Let no thread compute while the interpreter and the engines' libraries are taken down."""
     workers = list(_workers)

@@ -336,3 +336,17 @@ print(next(steps).number)
 """
     done = run_process([sys.executable, "-c", program], capture_output=True, text=True, timeout=15)
     assert (done.stdout, done.stderr, done.returncode) == ("1\n", "", 0)
+
+
+def test_at_the_end_of_the_process_the_thread_stops_before_what_engines_have_registered() -> None:
+    program = """
+import atexit, threading
+from tests.unit_tests.test_background import REQUEST, long_decoder, run
+threads = lambda: [thread.name for thread in threading.enumerate()]
+atexit.register(lambda: print("specguard" in threads()))  # as llama.cpp's memory is freed
+steps = run(long_decoder(), REQUEST)
+next(steps)
+print("specguard" in threads())
+"""
+    done = run_process([sys.executable, "-c", program], capture_output=True, text=True, timeout=15)
+    assert (done.stdout, done.stderr, done.returncode) == ("True\nFalse\n", "", 0)
