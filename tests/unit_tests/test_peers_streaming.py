@@ -111,7 +111,7 @@ def test_peers_012_characters_stay_whole_with_streaming_set(route: str) -> None:
     assert text_of(toy_chat.scripted(*EMOJI, streaming=True), route) == "".join(EMOJI)
 
 
-def test_peers_025_and_036_the_template_gets_the_messages() -> None:
+def test_peers_025_the_template_gets_the_messages() -> None:
     model = toy_chat.scripted()
     engine, seen = toy_chat.engine_of(model), list[Prompt]()
     encode = engine.encode
