@@ -22,18 +22,32 @@ ABORTABLE_TOKENS = 16
 
 
 class LlamaCppCache:
-    """A `Cache` over a llama.cpp context: branch i is the context's sequence i."""
+    """A `Cache` over a llama.cpp context: branch i is the context's sequence i.
 
-    def __init__(self, context: Context, context_length: int, attention_layers: int) -> None:
-        """Start empty."""
+    A sliding window's cells are overwritten once they are out of sight of the one sequence that
+    they belong to, even where a rollback would bring them back into sight. In such models the
+    context therefore belongs to one more sequence, its guard, which nothing is ever added to.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        context_length: int,
+        max_candidates: int,
+        attention_layers: int,
+    ) -> None:
+        """Start empty; the context has room for the guard if the model needs one."""
         self._context = context
+        self._max_candidates = max_candidates
         self._attention_layers = attention_layers
+        self._guard = max_candidates if context.weights.sliding_window else None
         self._cancelled: Callable[[], bool] | None = None
         self._lengths = [0]  # of each branch
         self._committed = 0  # tokens of branch 0 that are context
         self._rollout: Rollout | None = None
         # Where the step in progress lies, [branch, position]; the cells of candidates interleave.
-        self._cells = np.zeros((context.n_sequences, context_length), dtype=np.intp)
+        self._cells = np.zeros((max_candidates, context_length), dtype=np.intp)
 
     def configure(
         self, grounding: GroundingSpec | None, cancelled: Callable[[], bool] | None
@@ -52,10 +66,10 @@ class LlamaCppCache:
 
     def fork(self, n: int, length: int) -> None:
         """See `Cache.fork`."""
-        if n > self._context.n_sequences:
+        if n > self._max_candidates:
             raise ConfigurationError(
                 f"{n} candidates are more than the engine's max_candidates="
-                f"{self._context.n_sequences}; load the model with more"
+                f"{self._max_candidates}; load the model with more"
             )
         self._drop_branches()
         for branch in range(1, n):
@@ -73,7 +87,7 @@ class LlamaCppCache:
     ) -> Rows:
         """See `Cache.forward`. Context has no grounding; tokens of a step have one each."""
         limit = self._context.n_outputs if all_logits else self._context.n_batch
-        parts = [slice(i, i + limit) for i in range(0, len(tokens), limit)]
+        parts = [slice(i, i + limit) for i in range(0, max(len(tokens), 1), limit)]
         logits, cells = [], []
         try:
             for part in parts:
@@ -94,7 +108,7 @@ class LlamaCppCache:
         for branch, position in zip(branches, positions, strict=True):
             self._lengths[branch] = position + 1
         if context:
-            self._committed = self._lengths[0]
+            self._commit(self._lengths[0])
         grounding = None
         if self._rollout is not None and not context:
             placed = np.concatenate(cells)
@@ -114,7 +128,7 @@ class LlamaCppCache:
             self._lengths[0] = length
         if self._rollout is not None and length > self._committed:
             self._rollout.commit(self._cells[branch, self._committed : length])
-        self._committed = length
+        self._commit(length)
 
     def close(self) -> None:
         """See `Cache.close`."""
@@ -133,6 +147,14 @@ class LlamaCppCache:
         # Nothing looks at the context's values in the top layer.
         tap.listen(listener, range(n_layer - self._rollout.spec.layers, n_layer - context))
         return listener
+
+    def _commit(self, length: int) -> None:
+        """Take note that the first `length` tokens of branch 0 are context."""
+        if self._guard is not None and length > self._committed:
+            self._context.copy(0, self._guard, self._committed, length)
+        elif self._guard is not None and length < self._committed:
+            self._context.cut(self._guard, length)
+        self._committed = length
 
     def _drop_branches(self) -> None:
         for branch in range(1, len(self._lengths)):

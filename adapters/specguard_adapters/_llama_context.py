@@ -78,6 +78,8 @@ class Context:
         self._handle: int = handle
         self._free = weakref.finalize(self, _free_context, handle, weights)
         self._memory: int = llama_cpp.llama_get_memory(handle)
+        if not self._memory:
+            raise EngineError(f"{weights.path.name} has no KV memory; take a causal transformer")
         self.cells: int = llama_cpp.llama_n_ctx(handle)
         self.n_batch: int = llama_cpp.llama_n_batch(handle)
         self._batch = _Batch(self.n_batch)

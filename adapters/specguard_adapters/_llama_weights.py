@@ -25,7 +25,7 @@ logger = logging.getLogger("specguard_chains.llama_cpp")
 class _Log:
     """Takes llama.cpp's log: quiet unless asked, with the latest errors kept for messages."""
 
-    LEVELS = (0, logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
+    LEVELS = (0, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)  # ggml.h
 
     def __init__(self) -> None:
         self.verbose = False
@@ -79,8 +79,10 @@ class Weights:
     def obstacle(self) -> str | None:
         """What keeps the model from continuing text and rolling back, if anything does."""
         model = self.handle
-        if self.n_vocab == 0:
+        if llama_cpp.llama_vocab_type(self.vocab) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
             return "has no vocabulary"
+        if self.metadata(f"{self.metadata('general.architecture')}.attention.causal") == "false":
+            return "reads in both directions"
         if llama_cpp.llama_model_has_encoder(model) or not llama_cpp.llama_model_has_decoder(model):
             return "has an encoder"
         if llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model):
@@ -242,7 +244,7 @@ def _load_error(path: Path) -> Exception:
             f"the model in {path} is of a kind that this llama.cpp does not know; "
             f"upgrade llama-cpp-python or take another model. {said}"
         )
-    damaged = ("corrupt", "incomplete", "failed to read", "invalid", "missing tensor", "magic")
+    damaged = ("corrupt", "incomplete", "failed to read", "invalid", "not found", "magic")
     if any(word in reasons for word in damaged):
         return ModelIntegrityError(f"{path} is damaged or incomplete; fetch it again. {said}")
-    return EngineError(f"{path} cannot be loaded; is there enough memory? {said}")
+    return EngineError(f"{path} cannot be loaded; free some memory or fetch it again. {said}")

@@ -97,7 +97,7 @@ class LlamaCppEngine(LocalEngine):
         self._attention_layers = attention_layers
         self._settings = ContextSettings(
             cells=n_ctx + (max_candidates - 1) * candidate_tokens,
-            sequences=max_candidates,
+            sequences=max_candidates + bool(model.sliding_window),
             n_batch=n_batch,
             n_ubatch=min(n_ubatch, n_batch),
             n_threads=n_threads or available_cores(),
@@ -126,12 +126,13 @@ class LlamaCppEngine(LocalEngine):
 
         In messages they stay text: nobody can end a turn by writing `<|im_end|>` in one.
         """
+        model = self._model
         if prompt.text is not None:
-            tokens = self._model.tokenize(prompt.text, special=True)
+            tokens = model.tokenize(prompt.text, special=True)
         else:
-            tokens = self._encode_messages(prompt)
-        if self._model.wants_bos and tokens[:1] != [self._model.bos]:
-            tokens.insert(0, self._model.bos)
+            tokens = self._encode_messages(prompt) if prompt.messages else []
+        if tokens and model.wants_bos and tokens[0] != model.bos:
+            tokens.insert(0, model.bos)
         return tokens
 
     def encode_text(self, text: str) -> list[int]:
@@ -150,7 +151,12 @@ class LlamaCppEngine(LocalEngine):
         """See `LocalEngine.new_cache`."""
         tap = AttentionTap() if self.capabilities.attention else None
         context = Context(self._model, self._settings, tap)
-        return LlamaCppCache(context, self.context_length, self._attention_layers)
+        return LlamaCppCache(
+            context,
+            context_length=self.context_length,
+            max_candidates=self.capabilities.max_candidates,
+            attention_layers=self._attention_layers,
+        )
 
     def close(self) -> None:
         """See `Engine.close`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,13 @@ def model_path() -> ModelPath:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random transformer in float32: four layers, and a vocabulary that adds spaces."""
-    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    path.write_bytes(gguf(tiny_metadata(), tiny_tensors()))
-    return path
+    return write_tiny(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def windowed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a sliding window of 16 tokens in layers 0 to 2."""
+    return write_tiny(tmp_path_factory.mktemp("models") / "windowed.gguf", window=16)
 
 
 WIDTH, LAYERS, HEADS, KV_HEADS, HIDDEN = 64, 4, 4, 2, 96
@@ -38,20 +42,36 @@ VOCABULARY = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *PI
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 
 
-def tiny_metadata() -> dict[str, Any]:
+def write_tiny(path: Path, *, window: int = 0) -> Path:
+    architecture = "cohere2" if window else "llama"
+    settings = {
+        "context_length": 512,
+        "embedding_length": WIDTH,
+        "block_count": LAYERS,
+        "feed_forward_length": HIDDEN,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "attention.layer_norm_epsilon": 1e-5,
+    }
+    tensors = weights()
+    if window:  # another architecture: it has no output matrix of its own, and one norm a layer
+        settings |= {"attention.sliding_window": window, "logit_scale": 1.0}
+        unused = [name for name in tensors if "ffn_norm" in name or name == "output.weight"]
+        for name in unused:
+            del tensors[name]
+    metadata: dict[str, Any] = {"general.architecture": architecture}
+    metadata |= {f"{architecture}.{key}": value for key, value in settings.items()}
+    metadata |= vocabulary()
+    path.write_bytes(gguf(metadata, tensors))
+    return path
+
+
+def vocabulary() -> dict[str, Any]:
     kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(PIECES)]
     scores = np.zeros(len(VOCABULARY), dtype=np.float32)
     scores[-len(PIECES) :] = -np.arange(len(PIECES), 0, -1)
     return {
-        "general.architecture": "llama",
-        "general.name": "Tiny",
-        "llama.context_length": 512,
-        "llama.embedding_length": WIDTH,
-        "llama.block_count": LAYERS,
-        "llama.feed_forward_length": HIDDEN,
-        "llama.attention.head_count": HEADS,
-        "llama.attention.head_count_kv": KV_HEADS,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": VOCABULARY,
         "tokenizer.ggml.scores": scores,
@@ -62,7 +82,7 @@ def tiny_metadata() -> dict[str, Any]:
     }
 
 
-def tiny_tensors() -> dict[str, npt.NDArray[np.float32]]:
+def weights() -> dict[str, npt.NDArray[np.float32]]:
     rng = np.random.default_rng(20)
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> npt.NDArray[np.float32]:
@@ -71,9 +91,11 @@ def tiny_tensors() -> dict[str, npt.NDArray[np.float32]]:
 
     ones = np.ones(WIDTH, dtype=np.float32)
     keys = WIDTH * KV_HEADS // HEADS
+    output = matrix(len(VOCABULARY), WIDTH, gain=5)
+    output[: -len(PIECES)] = 0  # it writes what can be printed
     tensors = {
         "token_embd.weight": matrix(len(VOCABULARY), WIDTH, gain=8),
-        "output.weight": matrix(len(VOCABULARY), WIDTH, gain=3),
+        "output.weight": output,
         "output_norm.weight": ones,
     }
     for layer in range(LAYERS):
