@@ -55,28 +55,31 @@ class Conversation:
 
     def run(self, read_line: Callable[[], str]) -> None:
         """Take lines until the user leaves."""
-        while True:
+        staying = True
+        while staying:
             try:
-                line = read_line().strip()
+                staying = self.take(read_line().strip())
             except EOFError:
-                return self._note("")
+                staying = False
+                self._note("")
             except KeyboardInterrupt:
                 self._note("\nCtrl-D or /exit leaves")
-                continue
-            match line:
-                case "":
-                    continue
-                case "/exit":
-                    return None
-                case "/reset":
-                    self.turns.clear()
-                    self._note("the conversation starts anew")
-                case "/help":
-                    self._note(HELP)
-                case _ if line.startswith("/") and line[1:].isalpha():
-                    self._note(f"there is no command {line}; /help lists those that exist")
-                case _:
-                    self.say(line)
+
+    def take(self, line: str) -> bool:
+        """Do what a line asks for; return whether the conversation goes on."""
+        match line:
+            case "/exit":
+                return False
+            case "/reset":
+                self.turns.clear()
+                self._note("the conversation starts anew")
+            case "/help":
+                self._note(HELP)
+            case _ if line.startswith("/") and line[1:].isalpha():
+                self._note(f"there is no command {line}; /help lists those that exist")
+            case _ if line:
+                self.say(line)
+        return True
 
     def say(self, text: str) -> None:
         """Answer a turn. One that fails, or is stopped before its first step, leaves no trace."""

@@ -497,6 +497,17 @@ def test_ctrl_c_at_the_prompt_does_not_leave(desk: Desk, monkeypatch: pytest.Mon
     assert len(desk.requests) == 1
 
 
+def test_an_impatient_second_ctrl_c_does_not_leave(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(answering, "print_metrics", interrupted)
+    assert chat("one", "two").exit_code == 0
+    assert len(desk.requests) == 2
+
+
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_an_error_ends_the_turn_and_not_the_chat(desk: Desk, flags: list[str]) -> None:
     desk.before_step = fails(EngineError("gave up"))
