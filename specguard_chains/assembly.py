@@ -27,6 +27,9 @@ from specguard_chains.options import SpecGuardOptions
 _engines: dict[tuple[Any, ...], Engine] = {}
 _loading = threading.Lock()
 
+generation = 0
+"""Counts the calls of `unload`: decoders of an earlier generation have closed engines."""
+
 
 def assemble(options: SpecGuardOptions, *, progress: Progress = no_progress) -> Decoder:
     """Return the decoder that the options describe.
@@ -63,7 +66,9 @@ def assemble(options: SpecGuardOptions, *, progress: Progress = no_progress) -> 
 
 def unload() -> None:
     """Free every model that this process has loaded; the next request loads anew."""
+    global generation
     with _loading:
+        generation += 1
         while _engines:
             _engines.popitem()[1].close()
 
@@ -86,7 +91,7 @@ def _engine(options: SpecGuardOptions, source: Source, progress: Progress) -> En
         "n_ctx": options.n_ctx,
         "n_threads": options.n_threads,
         "n_gpu_layers": options.n_gpu_layers,
-        "max_candidates": _candidates(options),
+        "max_candidates": options.num_candidates,
         "candidate_tokens": options.max_step_tokens,
         "attention": _reads_attention(options, None if twice else source),
         "attention_layers": options.grounding_layers,

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from specguard_chains import background
+from specguard_chains import assembly, background
 from specguard_chains.assembly import assemble
 from specguard_chains.decoding.decoder import Decoder, Request
 from specguard_chains.decoding.engine import Engine, Prompt
@@ -114,7 +114,7 @@ class Assembled:
             name: id(value) if isinstance(value, Engine) else value
             for name in SpecGuardOptions.model_fields.keys() - OF_THE_REQUEST
             for value in [getattr(options, name)]
-        }
+        } | {"generation": assembly.generation}
         latest = self._latest  # another thread may replace it
         if latest is None or latest[0] != key:
             latest = self._latest = key, assemble(options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -32,6 +33,12 @@ def find(draft: str, target: str, verify_with: str, grounding: GroundingSpec) ->
     if shipped.is_file():
         with resources.as_file(shipped) as path:
             return Calibration.load(path)
+    _warn_once(draft, target, verify_with, grounding)
+    return FALLBACK
+
+
+@cache
+def _warn_once(draft: str, target: str, verify_with: str, grounding: GroundingSpec) -> None:
     logger.warning(
         "no bounds for draft %s, target %s (%s signals, %s grounding, %d layers): scores use wide "
         "fallback bounds and say little; run `specguard calibrate` for this pair",
@@ -41,4 +48,3 @@ def find(draft: str, target: str, verify_with: str, grounding: GroundingSpec) ->
         grounding.form,
         grounding.layers,
     )
-    return FALLBACK

@@ -43,7 +43,7 @@ class Decoder(Protocol):
 
     @property
     def engines(self) -> tuple[Engine, ...]:
-        """The engines that it needs, each once."""
+        """The engines that it needs, each once; by the last one's tokenizer prompts are counted."""
         ...
 
     def decode(self, request: Request) -> Iterator[Step]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specguard_chains import adapters, assembly, calibrations
+from specguard_chains import ChatSpecGuard, adapters, assembly, calibrations
 from specguard_chains.assembly import assemble, unload
 from specguard_chains.calibrations.fitting import fit, read_questions
 from specguard_chains.decoding.baselines import SoloDecoder
@@ -29,6 +29,7 @@ BOUNDS = Calibration(confidence=Bounds(low=-3, high=0), grounding=Bounds(low=0, 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECGUARD_CACHE", str(tmp_path / "cache"))
+    calibrations._warn_once.cache_clear()
 
 
 @pytest.fixture
@@ -100,11 +101,20 @@ def test_one_file_in_both_roles_is_one_engine(loaded: list[dict[str, Any]]) -> N
     assert loaded[0]["attention"]
 
 
-def test_greedy_decoding_reserves_room_for_one_candidate(loaded: list[dict[str, Any]]) -> None:
-    decoder = assemble(options(decoder="specguard-greedy", num_candidates=8))
-    assert isinstance(decoder, SpecGuardDecoder)
-    assert decoder.num_candidates == 1
-    assert {settings["max_candidates"] for settings in loaded} == {1}
+def test_greedy_decoding_uses_the_same_engines(loaded: list[dict[str, Any]]) -> None:
+    sampling = assemble(options(num_candidates=8))
+    greedy = assemble(options(num_candidates=8, decoder="specguard-greedy"))
+    assert isinstance(greedy, SpecGuardDecoder)
+    assert greedy.num_candidates == 1
+    assert greedy.engines == sampling.engines
+
+
+def test_a_model_goes_on_after_unloading(loaded: list[dict[str, Any]]) -> None:
+    model = ChatSpecGuard(draft="d.gguf", target="t.gguf", seed=1, max_tokens=20)
+    first = model.invoke("question").text
+    unload()
+    assert model.invoke("question").text == first
+    assert len(loaded) == 4
 
 
 def test_what_is_no_model_is_named() -> None:

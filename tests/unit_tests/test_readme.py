@@ -1,0 +1,56 @@
+"""The README's code runs, and its table of options is complete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specguard_chains import assembly, call
+from specguard_chains.decoding.decoder import Decoder
+from specguard_chains.options import SpecGuardOptions
+from tests.toy_engine import ToyEngine, scripted_policy
+
+README = Path(__file__).parents[2] / "README.md"
+TEXT = README.read_text(encoding="utf-8")
+
+
+def python_blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+
+
+def test_the_code_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    draft, target = (
+        ToyEngine(scripted_policy("12 pens are 4 times 3 pens.\n\n", "So they cost $16."))
+        for _ in range(2)
+    )
+
+    def assemble_toys(options: SpecGuardOptions) -> Decoder:
+        engines = {"draft": draft, "target": target, "threshold": 0.0}
+        return assembly.assemble(options.model_copy(update=engines))
+
+    monkeypatch.setattr(call, "assemble", assemble_toys)
+    blocks = python_blocks()
+    assert len(blocks) >= 3
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, str(README), "exec"), names)
+    printed = capsys.readouterr().out
+    assert "draft accepted" in printed
+    assert printed.count("So they cost $16.") >= 2
+    assert names["message"].response_metadata["specguard"]["acceptance_rate"] == 1
+
+
+def test_every_option_is_in_the_table_with_its_default() -> None:
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.+?) \| ", TEXT, flags=re.MULTILINE)
+    documented = {name for names, _ in rows for name in re.findall(r"\w+", names)}
+    fields = SpecGuardOptions.model_fields
+    assert set(fields) - documented == set()
+    for names, default in rows:
+        named = re.findall(r"\w+", names)
+        if set(named) <= set(fields) and len(named) == 1:
+            value = fields[named[0]].default
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                assert default == str(value)
