@@ -43,7 +43,7 @@ class LlamaCppCache:
         self._attention_layers = attention_layers
         self._guard = max_candidates if context.weights.sliding_window else None
         self._cancelled: Callable[[], bool] | None = None
-        self._lengths = [0]  # of each branch
+        self._branches: list[int] = []  # forked from branch 0
         self._committed = 0  # tokens of branch 0 that are context
         self._rollout: Rollout | None = None
         # Where the step in progress lies, [branch, position]; the cells of candidates interleave.
@@ -73,8 +73,8 @@ class LlamaCppCache:
             )
         self._drop_branches()
         for branch in range(1, n):
+            self._branches.append(branch)
             self._context.copy(0, branch, 0, length)
-            self._lengths.append(length)
 
     def forward(
         self,
@@ -88,27 +88,21 @@ class LlamaCppCache:
         """See `Cache.forward`. Context has no grounding; tokens of a step have one each."""
         limit = self._context.n_outputs if all_logits else self._context.n_batch
         parts = [slice(i, i + limit) for i in range(0, max(len(tokens), 1), limit)]
+        cancelled = self._cancelled if len(tokens) > ABORTABLE_TOKENS else None
         logits, cells = [], []
-        try:
-            for part in parts:
-                listener = self._listen(context)
-                rows = self._context.decode(
-                    tokens[part],
-                    positions[part],
-                    branches[part],
-                    all_logits=all_logits,
-                    cancelled=self._cancelled if len(tokens) > ABORTABLE_TOKENS else None,
-                )
-                logits.append(rows if part is parts[-1] else rows.copy())
-                if listener is not None:
-                    cells += listener.cells
-        except BaseException:
-            self._cut_back(positions, branches)
-            raise
-        for branch, position in zip(branches, positions, strict=True):
-            self._lengths[branch] = position + 1
+        for part in parts:
+            listener = self._listen(context)
+            rows = self._context.decode(
+                tokens[part],
+                positions[part],
+                branches[part],
+                all_logits=all_logits,
+                cancelled=cancelled,
+            )
+            logits.append(rows.copy() if all_logits and part is not parts[-1] else rows)
+            cells += listener.cells if listener else []
         if context:
-            self._commit(self._lengths[0])
+            self._commit(positions[-1] + 1)
         grounding = None
         if self._rollout is not None and not context:
             placed = np.concatenate(cells)
@@ -121,11 +115,8 @@ class LlamaCppCache:
         if branch:
             self._context.cut(0, self._committed)
             self._context.copy(branch, 0, self._committed, length)
-            self._lengths[0] = length
         self._drop_branches()
-        if self._lengths[0] > length:
-            self._context.cut(0, length)
-            self._lengths[0] = length
+        self._context.cut(0, length)
         if self._rollout is not None and length > self._committed:
             self._rollout.commit(self._cells[branch, self._committed : length])
         self._commit(length)
@@ -157,15 +148,9 @@ class LlamaCppCache:
         self._committed = length
 
     def _drop_branches(self) -> None:
-        for branch in range(1, len(self._lengths)):
-            self._context.cut(branch, 0)
-        del self._lengths[1:]
-
-    def _cut_back(self, positions: Sequence[int], branches: Sequence[int]) -> None:
-        """Remove what a failed forward pass may have left behind."""
-        first = dict(zip(reversed(branches), reversed(positions), strict=True))
-        for branch, position in first.items():
-            self._context.cut(branch, position)
+        while self._branches:
+            self._context.cut(self._branches[-1], 0)
+            self._branches.pop()
 
 
 class _Listener:

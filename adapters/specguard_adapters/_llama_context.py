@@ -66,6 +66,7 @@ class Context:
         self.n_sequences = settings.sequences
         self.tap = tap
         self._cancelled: Callable[[], bool] | None = None
+        self._abort_error: BaseException | None = None
         self._on_abort_check = llama_cpp.ggml_abort_callback(self._abort)
         self.n_outputs = min(max(MAX_OUTPUTS, settings.sequences), settings.n_batch)
         log.errors.clear()
@@ -130,8 +131,7 @@ class Context:
         batch = self._batch.fill(tokens, positions, sequences, all_logits=all_logits)
         self._watch(cancelled)
         code = llama_cpp.llama_decode(self._handle, batch)
-        if self.tap is not None:
-            self.tap.raise_error()
+        self._raise_errors()
         if code == 1:
             raise ContextOverflowError(
                 f"{len(tokens)} more tokens do not fit into the cache of {self.cells}; raise n_ctx "
@@ -181,7 +181,19 @@ class Context:
             llama_cpp.llama_set_abort_callback(self._handle, check, None)
 
     def _abort(self, _: int | None) -> bool:
-        return self._cancelled is not None and self._cancelled()
+        try:
+            return self._cancelled is not None and self._cancelled()
+        except BaseException as error:  # llama.cpp would swallow it
+            self._abort_error = error
+            return True
+
+    def _raise_errors(self) -> None:
+        """Raise what a callback ran into."""
+        error, self._abort_error = self._abort_error, None
+        if error is not None:
+            raise error
+        if self.tap is not None:
+            self.tap.raise_error()
 
     def _check_open(self) -> None:
         if not self._free.alive:
