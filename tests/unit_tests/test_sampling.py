@@ -155,15 +155,6 @@ def test_draws_follow_the_distribution(sampling: Sampling, seed: int) -> None:
     assert chi_square < freedom + 4 * np.sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(1, 1), Sampling(1, 0.999), Sampling(1, 1, 4)])
-def test_impossible_tokens_are_never_drawn(sampling: Sampling) -> None:
-    logits = np.array([-np.inf, 0, -np.inf, -1, -np.inf], dtype=np.float32)
-    (rng,) = generators((0,), 1)
-    drawn = [draw(logits, sampling, rng) for _ in range(300)]
-    assert {token for token, _ in drawn} == {1, 3}
-    assert np.isfinite([logprob for _, logprob in drawn]).all()
-
-
 class Edge:
     """Draws the extreme numbers of a uniform generator."""
 
@@ -172,6 +163,16 @@ class Edge:
 
     def random(self) -> float:
         return self.value
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1, 1), Sampling(1, 0.999), Sampling(1, 1, 4)])
+def test_impossible_tokens_are_never_drawn(sampling: Sampling) -> None:
+    logits = np.array([-np.inf, 0, -np.inf, -1, -np.inf], dtype=np.float32)
+    (rng,) = generators((0,), 1)
+    drawn = [draw(logits, sampling, rng) for _ in range(300)]
+    drawn += [draw(logits, sampling, Edge(value)) for value in (0.0, 1 - 2**-53)]
+    assert {token for token, _ in drawn} == {1, 3}
+    assert np.isfinite([logprob for _, logprob in drawn]).all()
 
 
 @pytest.mark.parametrize("sampling", [*SINGLE, *TOGETHER], ids=str)

@@ -154,7 +154,7 @@ def cut(candidate: Candidate, length: int, *more: int) -> Candidate:
 def test_samples_equal_those_of_a_model_without_memory(
     spec: GroundingSpec | None, sampling: Sampling
 ) -> None:
-    for seed in range(5):
+    for seed in range(3):
         engine = new_engine(seed)
         session, expected = engine.start(f"{seed}|", spec), Memoryless.of(engine, f"{seed}|")
         expected.spec = spec
@@ -387,7 +387,7 @@ def test_only_the_answer_can_be_rolled_back() -> None:
 # --- any history
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(8))
 def test_any_sequence_of_operations_equals_a_model_without_memory(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -663,13 +663,15 @@ def test_what_is_watched_is_what_will_be_read(spec: GroundingSpec | None) -> Non
         assert confidences == sorted(confidences, reverse=True)
 
 
+@pytest.mark.parametrize("more", [b"", b"xy"])
 @pytest.mark.parametrize("tokens", [1, 2, 4])
-def test_a_step_rejected_early_can_still_be_accepted(tokens: int) -> None:
+def test_a_step_rejected_early_can_still_be_accepted(tokens: int, more: bytes) -> None:
     for looked in (2 * tokens - 1, 2 * tokens):  # before and after the last token is computed
         session, expected = new_engine().start(), Memoryless.of(new_engine())
         asked = iter([True] * (looked - 1) + [False] * 100)
         (step,) = session.sample(1, SHORT, ANY, seed=SEED, watch=lambda *_, a=asked: next(a))
         assert (step.ending, len(step.tokens)) == ("rejected_early", tokens)
+        step = cut(step, tokens, *more)
         session.accept(step)
         expected.tokens += step.tokens
         assert_samples(session, expected)
