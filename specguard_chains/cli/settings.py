@@ -113,10 +113,11 @@ def _help(name: str, field: FieldInfo, default: Any) -> str:
 
 
 def _kind(field: FieldInfo) -> Any:
-    """Return the type of a setting's values, without None."""
+    """Return the type of a setting's values, without None; several types count as text."""
     kind = field.annotation
     if isinstance(kind, UnionType):
-        (kind,) = (part for part in get_args(kind) if part is not type(None))
+        kinds = [part for part in get_args(kind) if part is not type(None)]
+        return kinds[0] if len(kinds) == 1 else str
     return kind
 
 
