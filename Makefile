@@ -19,10 +19,10 @@ demo: $(VENV)/.stamp-demo  ## Fetch the default models and run examples/quicksta
 	$(BIN)/python examples/quickstart.py $(ARGS)
 
 test: $(VENV)/.stamp-test  ## Run the unit tests: no weights, no network
-	$(BIN)/python -m pytest tests/unit_tests $(NO_NETWORK) $(ARGS)
+	$(BIN)/python -m pytest tests/unit_tests tests/conformance -m "not integration" $(NO_NETWORK) $(ARGS)
 
 integration: $(VENV)/.stamp-integration  ## Run the tests on real models (fetched once)
-	$(BIN)/python -m pytest tests/integration_tests tests/conformance $(ARGS)
+	$(BIN)/python -m pytest tests/integration_tests tests/conformance -m integration $(ARGS)
 
 lint: $(VENV)/.stamp-lint  ## Check style, format and types
 	$(BIN)/ruff check .
@@ -33,8 +33,9 @@ format: $(VENV)/.stamp-lint  ## Format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.stamp-demo  ## Run the benchmark; options go in ARGS="..."
-	$(BIN)/specguard bench $(ARGS)
+bench: $(VENV)/.stamp-bench  ## Compare with a bare loop and measure memory; with DATA=gsm8k.jsonl accuracy too
+	$(BIN)/python benchmarks/overhead.py $(ARGS)
+	$(if $(DATA),$(BIN)/python benchmarks/gsm8k.py --data $(DATA) --out gsm8k-results.jsonl)
 
 clean:  ## Remove the environment and the caches of the tools (models stay)
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist
@@ -43,9 +44,11 @@ clean:  ## Remove the environment and the caches of the tools (models stay)
 $(VENV)/.stamp-demo:        EXTRAS := llama-cpp,hub
 $(VENV)/.stamp-test:        EXTRAS := test
 $(VENV)/.stamp-integration: EXTRAS := test,llama-cpp,hub
+$(VENV)/.stamp-bench:       EXTRAS := bench,llama-cpp,hub
 $(VENV)/.stamp-lint:        EXTRAS := lint,test
 
-$(VENV)/.stamp-demo $(VENV)/.stamp-test $(VENV)/.stamp-integration $(VENV)/.stamp-lint: \
+$(VENV)/.stamp-demo $(VENV)/.stamp-test $(VENV)/.stamp-integration $(VENV)/.stamp-bench \
+		$(VENV)/.stamp-lint: \
 		$(VENV)/.stamp-venv pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".[$(EXTRAS)]"
 	@touch $@

@@ -21,7 +21,7 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from specguard_chains.call import (
     Assembled,
@@ -114,6 +114,8 @@ class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
             message.usage_metadata  # tokens of prompt and answer, by the target's tokenizer
             message.response_metadata["specguard"]["acceptance_rate"]
     """
+
+    model_config = ConfigDict(extra="ignore")  # as LangChain's classes; see _check_keywords
 
     streaming: bool | None = None
     """True lets `invoke` stream to handlers, False lets `stream` give one chunk."""

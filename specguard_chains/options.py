@@ -15,7 +15,9 @@ DecoderName = Literal["specguard", "specguard-greedy", "target", "draft"]
 class SpecGuardOptions(BaseModel):
     """Which models write, and how their steps are checked. Values are validated before use."""
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        arbitrary_types_allowed=True, extra="forbid", use_attribute_docstrings=True
+    )
 
     pair: str = "qwen2.5-coder-0.5b-1.5b"
     """A named pair of models; see `specguard models`."""
