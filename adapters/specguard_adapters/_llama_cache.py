@@ -36,12 +36,13 @@ class LlamaCppCache:
         context_length: int,
         max_candidates: int,
         attention_layers: int,
+        guarded: bool,
     ) -> None:
-        """Start empty; the context has room for the guard if the model needs one."""
+        """Start empty; `guarded` needs room for one sequence more than candidates."""
         self._context = context
         self._max_candidates = max_candidates
         self._attention_layers = attention_layers
-        self._guard = max_candidates if context.weights.sliding_window else None
+        self._guard = max_candidates if guarded else None
         self._cancelled: Callable[[], bool] | None = None
         self._branches: list[int] = []  # forked from branch 0
         self._committed = 0  # tokens of branch 0 that are context
@@ -134,7 +135,7 @@ class LlamaCppCache:
             tap.listen(None)
             return None
         listener = _Listener(self._rollout, context)
-        n_layer = self._context.weights.n_layer
+        n_layer = self._context.n_layer
         # Nothing looks at the context's values in the top layer.
         tap.listen(listener, range(n_layer - self._rollout.spec.layers, n_layer - context))
         return listener
@@ -209,9 +210,9 @@ def _oddity(seen: FullAttention, tokens: int) -> str | None:
     if seen.cells.tolist() != list(range(tokens)):
         return f"{tokens} tokens lie in the cells {seen.cells.tolist()}"
     attention = seen.matrix()
+    sums = attention.sum(axis=-1)
+    if not np.allclose(sums, 1, atol=1e-3):
+        return f"rows sum to {sums.min():.3f} to {sums.max():.3f} instead of 1"
     if np.triu(attention, 1).any():
         return "tokens attend to later ones"
-    sums = attention.sum(axis=-1)
-    if np.abs(sums - 1).max() > 1e-3:  # NaN is no oddity that a comparison finds
-        return f"rows sum to {sums.min():.3f} to {sums.max():.3f} instead of 1"
     return None

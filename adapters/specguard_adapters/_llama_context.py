@@ -62,13 +62,14 @@ class Context:
         Raises:
             EngineError: The memory cannot be reserved.
         """
-        self.weights = weights
+        self.name = weights.path.name
+        self.n_layer = weights.n_layer
+        self.n_vocab = weights.n_vocab
         self.n_sequences = settings.sequences
         self.tap = tap
         self._cancelled: Callable[[], bool] | None = None
         self._abort_error: BaseException | None = None
         self._on_abort_check = llama_cpp.ggml_abort_callback(self._abort)
-        self.n_outputs = min(max(MAX_OUTPUTS, settings.sequences), settings.n_batch)
         log.errors.clear()
         handle = llama_cpp.llama_init_from_model(weights.handle, self._params(settings))
         if not handle:
@@ -80,18 +81,19 @@ class Context:
         self._free = weakref.finalize(self, _free_context, handle, weights)
         self._memory: int = llama_cpp.llama_get_memory(handle)
         if not self._memory:
-            raise EngineError(f"{weights.path.name} has no KV memory; take a causal transformer")
+            raise EngineError(f"{self.name} has no KV memory; take a causal transformer")
         self.cells: int = llama_cpp.llama_n_ctx(handle)
         self.n_batch: int = llama_cpp.llama_n_batch(handle)
+        self.n_outputs = min(_outputs(settings), self.n_batch)
         self._batch = _Batch(self.n_batch)
 
     def _params(self, settings: ContextSettings) -> Any:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = settings.cells
-        params.n_batch = settings.n_batch
+        params.n_batch = max(settings.n_batch, settings.sequences)  # else llama.cpp aborts
         params.n_ubatch = settings.n_ubatch
         params.n_seq_max = settings.sequences
-        params.n_outputs_max = self.n_outputs
+        params.n_outputs_max = _outputs(settings)
         params.n_threads = params.n_threads_batch = settings.n_threads
         params.type_k = params.type_v = KV_TYPES[settings.kv_type]
         params.flash_attn_type = (
@@ -159,7 +161,7 @@ class Context:
         self._check_sequence(sequence)
         if not llama_cpp.llama_memory_seq_rm(self._memory, sequence, length, -1):
             raise EngineError(
-                f"{self.weights.path.name} cannot be rolled back to {length} tokens; "
+                f"{self.name} cannot be rolled back to {length} tokens; "
                 "take a model without recurrent layers"
             )
 
@@ -171,7 +173,7 @@ class Context:
         pointer = llama_cpp.llama_get_logits(self._handle)
         if not pointer:
             raise EngineError("llama.cpp returned no logits")
-        return np.ctypeslib.as_array(pointer, shape=(rows, self.weights.n_vocab))
+        return np.ctypeslib.as_array(pointer, shape=(rows, self.n_vocab))
 
     def _watch(self, cancelled: Callable[[], bool] | None) -> None:
         """Ask `cancelled` between the nodes of the coming decodes."""
@@ -197,7 +199,7 @@ class Context:
 
     def _check_open(self) -> None:
         if not self._free.alive:
-            raise EngineError(f"the memory of {self.weights.path.name} is closed")
+            raise EngineError(f"the memory of {self.name} is closed")
 
     def _check_sequence(self, sequence: int) -> None:
         if not 0 <= sequence < self.n_sequences:  # llama.cpp would abort the process
@@ -209,10 +211,15 @@ class Context:
                 f"a batch of {len(tokens)} tokens with {outputs} rows of logits is not within "
                 f"1 to {self.n_batch} and {self.n_outputs}"
             )
-        if min(tokens) < 0 or max(tokens) >= self.weights.n_vocab:
-            raise EngineError(f"a token is not in the vocabulary of {self.weights.n_vocab} tokens")
+        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
+            raise EngineError(f"a token is not in the vocabulary of {self.n_vocab} tokens")
         self._check_sequence(min(sequences))
         self._check_sequence(max(sequences))
+
+
+def _outputs(settings: ContextSettings) -> int:
+    """Return how many rows of logits to have room for; fewer than sequences make it abort."""
+    return max(MAX_OUTPUTS, settings.sequences)
 
 
 def _free_context(handle: int, weights: Weights) -> None:

@@ -97,7 +97,7 @@ class LlamaCppEngine(LocalEngine):
         self._attention_layers = attention_layers
         self._settings = ContextSettings(
             cells=n_ctx + (max_candidates - 1) * candidate_tokens,
-            sequences=max_candidates + bool(model.sliding_window),
+            sequences=max_candidates + model.sliding_window,
             n_batch=n_batch,
             n_ubatch=min(n_ubatch, n_batch),
             n_threads=n_threads or available_cores(),
@@ -156,6 +156,7 @@ class LlamaCppEngine(LocalEngine):
             context_length=self.context_length,
             max_candidates=self.capabilities.max_candidates,
             attention_layers=self._attention_layers,
+            guarded=self._model.sliding_window,
         )
 
     def close(self) -> None:

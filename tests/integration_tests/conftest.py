@@ -36,6 +36,12 @@ def windowed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("models") / "windowed.gguf", window=16)
 
 
+@pytest.fixture(scope="session")
+def recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Mamba: it has a state in place of a KV cache."""
+    return write_recurrent(tmp_path_factory.mktemp("models") / "recurrent.gguf")
+
+
 WIDTH, LAYERS, HEADS, KV_HEADS, HIDDEN = 64, 4, 4, 2, 96
 PIECES = ["\u2581", *"abcdefghijklmnopqrstuvwxyz.,", "\u2581a", "\u2581the", "he", "th", "in", "er"]
 VOCABULARY = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *PIECES]
@@ -54,15 +60,48 @@ def write_tiny(path: Path, *, window: int = 0) -> Path:
         "attention.layer_norm_rms_epsilon": 1e-5,
         "attention.layer_norm_epsilon": 1e-5,
     }
-    tensors = weights()
+    tensors = weights(token_gain=1 if window else 8)
     if window:  # another architecture: it has no output matrix of its own, and one norm a layer
-        settings |= {"attention.sliding_window": window, "logit_scale": 1.0}
+        settings |= {"attention.sliding_window": window, "logit_scale": 5.0}
         unused = [name for name in tensors if "ffn_norm" in name or name == "output.weight"]
         for name in unused:
             del tensors[name]
     metadata: dict[str, Any] = {"general.architecture": architecture}
     metadata |= {f"{architecture}.{key}": value for key, value in settings.items()}
     metadata |= vocabulary()
+    path.write_bytes(gguf(metadata, tensors))
+    return path
+
+
+def write_recurrent(path: Path) -> Path:
+    inner, rank, state, kernel = 2 * WIDTH, 4, 16, 4
+    settings = {
+        "context_length": 512,
+        "embedding_length": WIDTH,
+        "block_count": 1,
+        "ssm.conv_kernel": kernel,
+        "ssm.inner_size": inner,
+        "ssm.state_size": state,
+        "ssm.time_step_rank": rank,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+    }
+    shapes = {
+        "token_embd.weight": (len(VOCABULARY), WIDTH),
+        "output_norm.weight": (WIDTH,),
+        "blk.0.attn_norm.weight": (WIDTH,),
+        "blk.0.ssm_in.weight": (2 * inner, WIDTH),
+        "blk.0.ssm_conv1d.weight": (inner, kernel),
+        "blk.0.ssm_conv1d.bias": (inner,),
+        "blk.0.ssm_x.weight": (rank + 2 * state, inner),
+        "blk.0.ssm_dt.weight": (inner, rank),
+        "blk.0.ssm_dt.bias": (inner,),
+        "blk.0.ssm_a": (inner, state),
+        "blk.0.ssm_d": (inner,),
+        "blk.0.ssm_out.weight": (WIDTH, inner),
+    }
+    metadata = {f"mamba.{key}": value for key, value in settings.items()}
+    metadata = {"general.architecture": "mamba", **metadata, **vocabulary()}
+    tensors = {name: np.ones(shape, dtype=np.float32) for name, shape in shapes.items()}
     path.write_bytes(gguf(metadata, tensors))
     return path
 
@@ -82,7 +121,7 @@ def vocabulary() -> dict[str, Any]:
     }
 
 
-def weights() -> dict[str, npt.NDArray[np.float32]]:
+def weights(token_gain: float) -> dict[str, npt.NDArray[np.float32]]:
     rng = np.random.default_rng(20)
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> npt.NDArray[np.float32]:
@@ -91,10 +130,12 @@ def weights() -> dict[str, npt.NDArray[np.float32]]:
 
     ones = np.ones(WIDTH, dtype=np.float32)
     keys = WIDTH * KV_HEADS // HEADS
+    tokens = matrix(len(VOCABULARY), WIDTH, token_gain)
     output = matrix(len(VOCABULARY), WIDTH, gain=5)
-    output[: -len(PIECES)] = 0  # it writes what can be printed
+    for rows in (tokens, output):
+        rows[: -len(PIECES)] *= 0.01  # it writes what can be printed
     tensors = {
-        "token_embd.weight": matrix(len(VOCABULARY), WIDTH, gain=8),
+        "token_embd.weight": tokens,
         "output.weight": output,
         "output_norm.weight": ones,
     }
