@@ -13,7 +13,7 @@ from specguard_chains.decoding.fair_lock import FairLock
 from specguard_chains.errors import DecodingCancelled
 from tests.toy_engine import ToyEngine, random_policy
 
-PATIENCE_S = 10.0
+PATIENCE_S = 5.0
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,9 @@ class Queue:
     def join(self, name: str, cancelled: Callable[[], bool] | None = None) -> None:
         """Let a thread queue; return when it is in the queue."""
         before = self.lock.waiting
-        self._threads.append(threading.Thread(target=self._run, args=(name, cancelled)))
+        self._threads.append(
+            threading.Thread(target=self._run, args=(name, cancelled), daemon=True)
+        )
         self._threads[-1].start()
         wait_until(lambda: self.lock.waiting == before + 1)
 
@@ -107,7 +109,7 @@ def test_one_at_a_time() -> None:
             inside -= 1
             lock.release()
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
