@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from specguard_chains.errors import CalibrationError
 
@@ -19,7 +19,7 @@ from specguard_chains.errors import CalibrationError
 class Bounds(BaseModel):
     """A signal's range: `low` becomes 0, `high` becomes 1, everything else is clipped."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     low: float
     high: float
@@ -37,11 +37,11 @@ class Bounds(BaseModel):
     @classmethod
     def of(cls, values: Sequence[float], percentiles: tuple[float, float] = (1, 99)) -> Bounds:
         """Return the percentiles of a sample as bounds."""
-        low, high = np.percentile(np.asarray(values, dtype=np.float64), percentiles)
+        low, high = np.percentile(values, percentiles) if len(values) else (0.0, 0.0)
         if not low < high:
             raise CalibrationError(
-                f"all {len(values)} values of the signal are about {low:.4g}: no bounds can be "
-                "drawn from them; calibrate on more problems"
+                f"no bounds can be drawn from {len(values)} values of about {low:.4g}; calibrate "
+                "on more problems"
             )
         return cls(low=float(low), high=float(high))
 
@@ -68,7 +68,7 @@ class Calibration(BaseModel):
         """Read a calibration file."""
         try:
             return cls.model_validate_json(path.read_text(encoding="utf-8"))
-        except (OSError, ValidationError) as error:
+        except (OSError, ValueError) as error:
             raise CalibrationError(
                 f"cannot read the calibration {path}: {error}; write it anew with "
                 "`specguard calibrate`"

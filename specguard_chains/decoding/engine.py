@@ -57,8 +57,10 @@ class Reading:
 
     @property
     def min_grounding(self) -> float | None:
-        """The lowest token grounding (ABGV, paper section 3.2), None if it was not read."""
-        return None if self.grounding is None else float(self.grounding.min(initial=1.0))
+        """The lowest token grounding (ABGV, paper section 3.2), None if none was read."""
+        if self.grounding is None or self.grounding.size < min(self.logprobs.size, 1):
+            return None
+        return float(self.grounding.min(initial=1.0))
 
 
 @dataclass(frozen=True, slots=True)

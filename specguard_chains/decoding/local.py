@@ -39,11 +39,10 @@ class _Branch:
     """For the token after the last one, once the branch has ended."""
     ending: Ending | None = None
 
-    @property
-    def reading(self) -> Reading:
+    def reading(self, *, grounded: bool) -> Reading:
         return Reading(
             np.array(self.logprobs, dtype=np.float32),
-            np.array(self.grounding, dtype=np.float32) if self.grounding else None,
+            np.array(self.grounding, dtype=np.float32) if grounded else None,
         )
 
     def write(self, token: int, logprob: float, tokenizer: Tokenizer) -> None:
@@ -54,11 +53,6 @@ class _Branch:
             self.ending = Ending.END_OF_SEQUENCE
         else:
             self.ending = self.text.add(tokenizer.token_bytes(token))
-
-    def candidate(self, vocabulary: str) -> Candidate:
-        assert self.text is not None
-        assert self.ending is not None
-        return Candidate(tuple(self.tokens), self.text.text, self.reading, self.ending, vocabulary)
 
 
 class LocalSession:
@@ -84,6 +78,7 @@ class LocalSession:
         self._tokenizer = tokenizer
         self._context_length = context_length
         self._check = check
+        self._grounded = sequence.grounding is not None
         self._on_close: Callable[[CachedSequence], None] | None = on_close
         self._tokens = list(prompt)
         self._prompt_length = len(self._tokens)
@@ -131,7 +126,7 @@ class LocalSession:
             rows = self._compute(live)
             if self._reject_early(watch):
                 break
-        candidates = [branch.candidate(self._tokenizer.vocabulary) for branch in self._branches]
+        candidates = [self._candidate(branch) for branch in self._branches]
         return candidates if distinct == n else candidates * n
 
     def read(self, candidate: Candidate) -> Reading:
@@ -153,7 +148,7 @@ class LocalSession:
             branch.computed += len(block)
             branch.logits = logits = rows.logits[-1].copy()
         self.counters.read += len(tokens)
-        return branch.reading
+        return branch.reading(grounded=self._grounded)
 
     def fits(self, candidate: Candidate) -> bool:
         """See `Session.fits`."""
@@ -200,10 +195,10 @@ class LocalSession:
     def _next_logits(self) -> FloatArray:
         """Read what the sequence has gained, and return the logits after its last token."""
         self._drop_branches()
-        self.counters.reused = self._reused
         if self._logits is None:
             if self._cached == len(self._tokens):  # the last token's logits are gone: read again
                 self._cut_cache(self._cached - 1)
+            self._reused = min(self._reused, self._cached)
             pending = self._tokens[self._cached :]
             positions = range(self._cached, len(self._tokens))
             rows = self._forward(pending, positions, context=True)
@@ -212,6 +207,7 @@ class LocalSession:
             self.counters.read += len(pending)
             if self._cached == self._prompt_length:
                 self._sequence.prompt_logits = (self._cached, self._logits)
+        self.counters.reused = self._reused
         return self._logits
 
     def _compute(self, live: Sequence[_Branch]) -> list[FloatArray]:
@@ -265,6 +261,17 @@ class LocalSession:
             if branch.ending is None or branch.computed < len(branch.tokens):
                 branch.ending = Ending.REJECTED_EARLY
         return True
+
+    def _candidate(self, branch: _Branch) -> Candidate:
+        assert branch.text is not None
+        assert branch.ending is not None
+        return Candidate(
+            tuple(branch.tokens),
+            branch.text.text,
+            branch.reading(grounded=self._grounded),
+            branch.ending,
+            self._tokenizer.vocabulary,
+        )
 
     def _drop_branches(self) -> None:
         if self._branches:

@@ -8,6 +8,7 @@ agree with most.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
 from zlib import crc32
@@ -42,7 +43,8 @@ class HashedNgrams:
         for vector, text in zip(vectors, texts, strict=True):
             normal = " ".join(text.lower().split())
             trigrams = [normal[i : i + 3] for i in range(len(normal) - 2)]
-            for feature in normal.split() + trigrams:
+            numbers = re.findall(r"\d+(?:\.\d+)?", normal)
+            for feature in normal.split() + numbers + trigrams:
                 code = crc32(feature.encode())
                 vector[code % self.dimensions] += 1.0 if code >> 31 else -1.0
         return vectors
@@ -64,10 +66,10 @@ class Selector:
 
 def lowest_self_alignment(embeddings: FloatArray) -> int:
     """Return argmin_j softmax(S_j)_j for embeddings of shape (k, dimensions)."""
-    lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
+    vectors = embeddings.astype(np.float64)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     # A text without features is like others without any, and unlike all the rest.
-    embeddings, lengths = np.hstack([embeddings, lengths == 0]), np.where(lengths, lengths, 1)
-    unit = (embeddings / lengths).astype(np.float64)
+    unit = np.hstack([vectors, lengths == 0]) / np.where(lengths, lengths, 1)
     similarity = unit @ unit.T
     alignment = np.exp(np.diag(similarity)) / np.exp(similarity).sum(axis=1)
     # Equal candidates must tie whatever the rounding of their sums.
