@@ -89,7 +89,7 @@ class LlamaCppCache:
         """See `Cache.forward`. Context has no grounding; tokens of a step have one each."""
         limit = self._context.n_outputs if all_logits else self._context.n_batch
         parts = [slice(i, i + limit) for i in range(0, max(len(tokens), 1), limit)]
-        cancelled = self._cancelled if len(tokens) > ABORTABLE_TOKENS else None
+        cancelled = (self._cancelled or _never) if len(tokens) > ABORTABLE_TOKENS else None
         logits, cells = [], []
         for part in parts:
             listener = self._listen(context)
@@ -152,6 +152,11 @@ class LlamaCppCache:
         while self._branches:
             self._context.cut(self._branches[-1], 0)
             self._branches.pop()
+
+
+def _never() -> bool:
+    """Cancel only when Python exits."""
+    return False
 
 
 class _Listener:

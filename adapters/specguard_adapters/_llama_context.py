@@ -6,7 +6,9 @@ lengths and ranges before a call, every return code after it.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -69,6 +71,7 @@ class Context:
         self.tap = tap
         self._cancelled: Callable[[], bool] | None = None
         self._abort_error: BaseException | None = None
+        self._in_use = threading.Lock()
         self._on_abort_check = llama_cpp.ggml_abort_callback(self._abort)
         log.errors.clear()
         handle = llama_cpp.llama_init_from_model(weights.handle, self._params(settings))
@@ -79,6 +82,8 @@ class Context:
             )
         self._handle: int = handle
         self._free = weakref.finalize(self, _free_context, handle, weights)
+        self._free.atexit = False  # `_stop_all` does it then
+        _contexts.add(self)
         self._memory: int = llama_cpp.llama_get_memory(handle)
         if not self._memory:
             raise EngineError(f"{self.name} has no KV memory; take a causal transformer")
@@ -127,13 +132,16 @@ class Context:
             DecodingCancelled: `cancelled` said so; some tokens may have been computed.
             EngineError: llama.cpp failed.
         """
-        self._check_open()
         outputs = len(tokens) if all_logits else 1
         self._check_batch(tokens, sequences, outputs)
-        batch = self._batch.fill(tokens, positions, sequences, all_logits=all_logits)
-        self._watch(cancelled)
-        code = llama_cpp.llama_decode(self._handle, batch)
-        self._raise_errors()
+        with self._in_use:
+            self._check_open()
+            batch = self._batch.fill(tokens, positions, sequences, all_logits=all_logits)
+            self._watch(cancelled)
+            code = llama_cpp.llama_decode(self._handle, batch)
+            self._raise_errors()
+            if code == 0:
+                return self._logits(outputs)
         if code == 1:
             raise ContextOverflowError(
                 f"{len(tokens)} more tokens do not fit into the cache of {self.cells}; raise n_ctx "
@@ -141,12 +149,10 @@ class Context:
             )
         if code == 2:
             raise DecodingCancelled("the request was cancelled")
-        if code != 0:
-            raise EngineError(
-                f"llama_decode failed with code {code} on {len(tokens)} tokens from position "
-                f"{positions[0]}; llama.cpp says: {log.latest_error()}"
-            )
-        return self._logits(outputs)
+        raise EngineError(
+            f"llama_decode failed with code {code} on {len(tokens)} tokens from position "
+            f"{positions[0]}; llama.cpp says: {log.latest_error()}"
+        )
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Let a sequence share another one's positions [start, end); copies no data."""
@@ -166,8 +172,15 @@ class Context:
             )
 
     def close(self) -> None:
-        """Free the memory; twice does no harm."""
-        self._free()
+        """Free the memory, after a running decode; twice does no harm."""
+        with self._in_use:
+            self._free()
+
+    def stop(self, timeout_s: float) -> None:
+        """Close for good, if a running decode ends in time."""
+        if self._in_use.acquire(timeout=timeout_s):
+            self._free()
+            self._in_use.release()
 
     def _logits(self, rows: int) -> FloatArray:
         pointer = llama_cpp.llama_get_logits(self._handle)
@@ -184,7 +197,7 @@ class Context:
 
     def _abort(self, _: int | None) -> bool:
         try:
-            return self._cancelled is not None and self._cancelled()
+            return _exiting.is_set() or (self._cancelled is not None and self._cancelled())
         except BaseException as error:  # llama.cpp would swallow it
             self._abort_error = error
             return True
@@ -198,7 +211,7 @@ class Context:
             self.tap.raise_error()
 
     def _check_open(self) -> None:
-        if not self._free.alive:
+        if not self._free.alive or _exiting.is_set():
             raise EngineError(f"the memory of {self.name} is closed")
 
     def _check_sequence(self, sequence: int) -> None:
@@ -215,6 +228,21 @@ class Context:
             raise EngineError(f"a token is not in the vocabulary of {self.n_vocab} tokens")
         self._check_sequence(min(sequences))
         self._check_sequence(max(sequences))
+
+
+_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+_exiting = threading.Event()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Free all contexts while Python still runs.
+
+    A thread that goes on decoding without it would end the process with a segmentation fault.
+    """
+    _exiting.set()
+    for context in list(_contexts):
+        context.stop(timeout_s=10)
 
 
 def _outputs(settings: ContextSettings) -> int:

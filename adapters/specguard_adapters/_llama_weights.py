@@ -18,6 +18,7 @@ import numpy as np
 from specguard_chains.errors import EngineError, ModelIntegrityError
 
 VERSION: str = llama_cpp.__version__
+GPU: bool = llama_cpp.llama_supports_gpu_offload()
 
 logger = logging.getLogger("specguard_chains.llama_cpp")
 
@@ -67,7 +68,8 @@ class Weights:
         self.handle: int | None = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self.handle:
             raise _load_error(path)
-        weakref.finalize(self, llama_cpp.llama_model_free, self.handle)
+        free = weakref.finalize(self, llama_cpp.llama_model_free, self.handle)
+        free.atexit = False  # a context may still be in use
         self.vocab: int = llama_cpp.llama_model_get_vocab(self.handle)
         self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self.vocab)
         self.n_layer: int = llama_cpp.llama_model_n_layer(self.handle)
@@ -99,10 +101,10 @@ class Weights:
         )
         return None if size < 0 else buffer.value.decode("utf-8", "replace")
 
-    @property
-    def chat_template(self) -> str | None:
-        """The model's own chat template, as Jinja source."""
-        source: bytes | None = llama_cpp.llama_model_chat_template(self.handle, None)
+    def chat_template(self, name: str | None = None) -> str | None:
+        """Return the model's own chat template, or its one of that name, as Jinja source."""
+        key = name and name.encode()
+        source: bytes | None = llama_cpp.llama_model_chat_template(self.handle, key)
         return source.decode("utf-8", "replace") if source else None
 
     def tokenize(self, text: str, *, special: bool) -> list[int]:

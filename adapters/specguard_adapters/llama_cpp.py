@@ -13,7 +13,7 @@ from typing import Literal
 from specguard_adapters._ggml import AttentionTap
 from specguard_adapters._llama_cache import LlamaCppCache, check_attention
 from specguard_adapters._llama_context import KV_TYPES, MAX_SEQUENCES, Context, ContextSettings
-from specguard_adapters._llama_weights import Weights, load_weights, log
+from specguard_adapters._llama_weights import GPU, Weights, load_weights, log
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.local_engine import LocalEngine
 from specguard_chains.errors import ConfigurationError, EngineError
@@ -83,6 +83,13 @@ class LlamaCppEngine(LocalEngine):
             raise ConfigurationError(
                 f"kv_type must be one of {', '.join(KV_TYPES)}, not {kv_type!r}"
             )
+        if n_gpu_layers < -1:
+            raise ConfigurationError(f"n_gpu_layers must be -1 (all) or more, not {n_gpu_layers}")
+        if n_gpu_layers and not GPU:
+            raise ConfigurationError(
+                f"n_gpu_layers={n_gpu_layers} needs a llama-cpp-python that is built for a GPU, "
+                "and this one is not; build it anew with CMAKE_ARGS, or set n_gpu_layers=0"
+            )
         log.verbose |= verbose
         self._weights: Weights | None = load_weights(check_own_file(Path(path)), n_gpu_layers)
         model = self._model
@@ -106,10 +113,8 @@ class LlamaCppEngine(LocalEngine):
         )
         if attention:
             check_attention(model, self._settings, attention_layers)
-        source = model.chat_template
-        self._template = source and ChatTemplate(
-            source, model.token_text(model.bos), model.token_text(model.eos)
-        )
+        self._template = _template(model)
+        self._tools_template = _template(model, "tool_use") or self._template
 
     @property
     def vocabulary(self) -> str:
@@ -171,13 +176,14 @@ class LlamaCppEngine(LocalEngine):
         return self._weights
 
     def _encode_messages(self, prompt: Prompt) -> list[int]:
-        if not self._template:
+        template = self._tools_template if prompt.tools else self._template
+        if template is None:
             raise ConfigurationError(
                 f"{self.name} has no chat template; give the prompt as text, or take an "
                 "instruction-tuned model"
             )
         shield = Shield(self._model.control_texts)
-        text = self._template.render(shield.hide(prompt.messages), prompt.tools)
+        text = template.render(shield.hide(prompt.messages), prompt.tools)
         tokens: list[int] = []
         for piece in shield.pieces(text):
             tokenize = self._model.tokenize_on if tokens else self._model.tokenize
@@ -206,6 +212,13 @@ def _check_model(model: Weights, *, n_ctx: int, attention_layers: int) -> None:
             f"attention_layers={attention_layers} is more than the {model.n_layer} layers of "
             f"{model.path}"
         )
+
+
+def _template(model: Weights, name: str | None = None) -> ChatTemplate | None:
+    source = model.chat_template(name)
+    if source is None:
+        return None
+    return ChatTemplate(source, model.token_text(model.bos), model.token_text(model.eos))
 
 
 def available_cores() -> int:

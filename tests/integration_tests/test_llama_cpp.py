@@ -7,6 +7,8 @@ by up to 0.3 in a log-prob. What must be equal is therefore checked on the tiny 
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -462,6 +464,51 @@ def test_engines_of_one_file_share_its_weights(load: Load, tiny_model: Path) -> 
     assert len(_llama_weights._loaded) == before
 
 
+@pytest.mark.skipif(_llama_weights.GPU, reason="this llama.cpp can use a GPU")
+def test_a_gpu_that_cannot_be_used_is_no_secret(load: Load, tiny_model: Path) -> None:
+    with pytest.raises(ConfigurationError, match="n_gpu_layers=-1 needs a llama-cpp-python"):
+        load(tiny_model, n_gpu_layers=-1)
+
+
+@pytest.mark.parametrize("attention", [False, True])
+def test_python_can_exit_while_a_thread_decodes(tiny_model: Path, attention: bool) -> None:
+    """Freed under its hands, llama.cpp would end the process with a segmentation fault."""
+    script = f"""
+import threading, time
+from specguard_adapters.llama_cpp import LlamaCppEngine
+from specguard_chains.decoding.boundaries import Boundary
+from specguard_chains.decoding.engine import Prompt
+from specguard_chains.decoding.grounding import GroundingSpec
+from specguard_chains.decoding.sampling import Sampling
+from specguard_chains.errors import EngineError
+engine = LlamaCppEngine({str(tiny_model)!r}, n_ctx=512, attention={attention}, n_threads=1)
+session = engine.open(Prompt(text="the"), grounding=GroundingSpec() if {attention} else None)
+def work():
+    try:
+        while True:
+            session.sample(1, Boundary("%"), Sampling(), seed=(0,))
+    except EngineError:
+        pass
+threading.Thread(target=work, daemon=True).start()
+time.sleep(0.3)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from specguard_chains import adapters
+
+    for name in [name for name in sys.modules if name.startswith("specguard_adapters.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    with pytest.raises(ImportError, match=r"pip install 'specguard_chains\[llama-cpp\]'"):
+        _ = adapters.LlamaCppEngine
+    with pytest.raises(AttributeError, match=r"'Nemo'.*LlamaCppEngine"):
+        _ = adapters.Nemo
+    assert "LlamaCppEngine" in dir(adapters)
+
+
 def test_a_closed_engine_says_so(load: Load, tiny_model: Path) -> None:
     engine = load(tiny_model)
     engine.close()
@@ -506,6 +553,7 @@ def test_recurrent_models_are_refused(load: Load, recurrent_model: Path) -> None
         ({"n_threads": 0}, "n_threads must be at least 1"),
         ({"n_batch": 0}, "n_batch must be at least 1"),
         ({"n_ubatch": 0}, "n_ubatch must be at least 1"),
+        ({"n_gpu_layers": -2}, "n_gpu_layers must be -1"),
         ({"kv_type": "q8_0"}, "kv_type must be one of f16, f32, not 'q8_0'"),
         ({"attention_layers": 0}, "attention_layers must be at least 1"),
         ({"attention": True, "attention_layers": 5}, "attention_layers=5 is more than the 4"),
