@@ -113,8 +113,7 @@ class LlamaCppEngine(LocalEngine):
         )
         if attention:
             check_attention(model, self._settings, attention_layers)
-        self._template = _template(model)
-        self._tools_template = _template(model, "tool_use") or self._template
+        self._templates: dict[str | None, ChatTemplate] = {}
 
     @property
     def vocabulary(self) -> str:
@@ -176,12 +175,7 @@ class LlamaCppEngine(LocalEngine):
         return self._weights
 
     def _encode_messages(self, prompt: Prompt) -> list[int]:
-        template = self._tools_template if prompt.tools else self._template
-        if template is None:
-            raise ConfigurationError(
-                f"{self.name} has no chat template; give the prompt as text, or take an "
-                "instruction-tuned model"
-            )
+        template = self._template("tool_use" if prompt.tools else None)
         shield = Shield(self._model.control_texts)
         text = template.render(shield.hide(prompt.messages), prompt.tools)
         tokens: list[int] = []
@@ -189,6 +183,20 @@ class LlamaCppEngine(LocalEngine):
             tokenize = self._model.tokenize_on if tokens else self._model.tokenize
             tokens += tokenize(piece.text, special=not piece.literal)
         return tokens
+
+    def _template(self, name: str | None) -> ChatTemplate:
+        """Return the model's template of that name, its usual one if there is none."""
+        if name not in self._templates:
+            model = self._model
+            source = model.chat_template(name) or model.chat_template()
+            if source is None:
+                raise ConfigurationError(
+                    f"{self.name} has no chat template; give the prompt as text, or take an "
+                    "instruction-tuned model"
+                )
+            ends = model.token_text(model.bos), model.token_text(model.eos)
+            self._templates[name] = ChatTemplate(source, *ends)
+        return self._templates[name]
 
 
 def _check_at_least_one(**values: int | None) -> None:
@@ -212,13 +220,6 @@ def _check_model(model: Weights, *, n_ctx: int, attention_layers: int) -> None:
             f"attention_layers={attention_layers} is more than the {model.n_layer} layers of "
             f"{model.path}"
         )
-
-
-def _template(model: Weights, name: str | None = None) -> ChatTemplate | None:
-    source = model.chat_template(name)
-    if source is None:
-        return None
-    return ChatTemplate(source, model.token_text(model.bos), model.token_text(model.eos))
 
 
 def available_cores() -> int:

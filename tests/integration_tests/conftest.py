@@ -48,7 +48,7 @@ VOCABULARY = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *PI
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 
 
-def write_tiny(path: Path, *, window: int = 0) -> Path:
+def write_tiny(path: Path, *, window: int = 0, extra: dict[str, Any] | None = None) -> Path:
     architecture = "cohere2" if window else "llama"
     settings = {
         "context_length": 512,
@@ -68,7 +68,7 @@ def write_tiny(path: Path, *, window: int = 0) -> Path:
             del tensors[name]
     metadata: dict[str, Any] = {"general.architecture": architecture}
     metadata |= {f"{architecture}.{key}": value for key, value in settings.items()}
-    metadata |= vocabulary()
+    metadata |= vocabulary() | (extra or {})
     path.write_bytes(gguf(metadata, tensors))
     return path
 

@@ -45,7 +45,7 @@ from specguard_chains.errors import (
     ModelNotFoundError,
 )
 from tests.conformance.suite import EngineConformance
-from tests.integration_tests.conftest import VOCABULARY, ModelPath
+from tests.integration_tests.conftest import VOCABULARY, ModelPath, write_tiny
 
 pytestmark = pytest.mark.integration
 
@@ -666,6 +666,27 @@ def test_a_model_without_template_takes_text_only(load: Load, tiny_model: Path) 
     engine = load(tiny_model)
     assert engine.encode(TEXT)
     with pytest.raises(ConfigurationError, match=r"tiny has no chat template.*as text"):
+        engine.encode(QUESTION)
+
+
+def test_tools_have_a_template_of_their_own_if_the_model_has_one(
+    load: Load, tmp_path: Path
+) -> None:
+    templates = {
+        "tokenizer.chat_template": "{{ bos_token }}a",
+        "tokenizer.chat_template.tool_use": "b{{ eos_token }}",
+    }
+    engine = load(write_tiny(tmp_path / "tools.gguf", extra=templates))
+    assert engine.encode(QUESTION) == engine.encode(Prompt(text="<s>a"))
+    tools = replace(QUESTION, tools=[{"name": "f"}])
+    assert engine.encode(tools) == engine.encode(Prompt(text="b</s>"))
+
+
+def test_a_model_with_a_broken_template_takes_text(load: Load, tmp_path: Path) -> None:
+    extra = {"tokenizer.chat_template": "{% for %}"}
+    engine = load(write_tiny(tmp_path / "broken.gguf", extra=extra))
+    assert engine.encode(TEXT)
+    with pytest.raises(ConfigurationError, match="template is broken"):
         engine.encode(QUESTION)
 
 
