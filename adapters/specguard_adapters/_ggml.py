@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -118,7 +119,7 @@ class AttentionTap:
         """Start without a listener."""
         self._layout = _Layout()
         self._buffer = np.empty(BLOCK_FLOATS, dtype=np.float32)
-        self._jobs: dict[bytes, _Job | None] = {}
+        self._job = cache(_Job.of)  # called for every node
         self._error: BaseException | None = None
         self.listen(None)
         self.callback = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
@@ -150,10 +151,7 @@ class AttentionTap:
         if self._sink is None:
             return not ask
         try:
-            name = _name(tensor)
-            if name not in self._jobs:
-                self._jobs[name] = _Job.of(name)
-            job = self._jobs[name]
+            job = self._job(_name(tensor))
             if job is None:
                 return False
             if job.writes_keys:
