@@ -20,6 +20,7 @@ from typing import Any
 
 from math_verify import parse, verify
 
+from specguard_chains import background
 from specguard_chains.assembly import assemble
 from specguard_chains.calibrations.fitting import INSTRUCTION
 from specguard_chains.decoding.decoder import Decoder, Request
@@ -42,7 +43,7 @@ def run(decoder: Decoder, question: str, max_tokens: int) -> dict[str, Any]:
     messages = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": question}]
     request = Request(Prompt(messages=messages), Sampling(temperature=0), max_tokens=max_tokens)
     start = time.perf_counter()
-    steps = list(decoder.decode(request))
+    steps = list(background.run(decoder, request))
     seconds = time.perf_counter() - start
     return {
         "text": "".join(step.text for step in steps),

@@ -17,6 +17,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from specguard_chains import background
 from specguard_chains.assembly import assemble
 from specguard_chains.calibrations.fitting import INSTRUCTION
 from specguard_chains.decoding.baselines import SoloDecoder
@@ -45,7 +46,7 @@ class AcceptNone:
 def steps_of(decoder: Decoder, request: Request) -> list[Step]:
     for engine in decoder.engines:
         engine.clear()
-    return list(decoder.decode(request))
+    return list(background.run(decoder, request))
 
 
 def text_of(decoder: Decoder, request: Request) -> str:

@@ -22,12 +22,14 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import llama_cpp as llama
 import numpy as np
 
 from specguard_chains import ChatSpecGuard
+from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.engine import Prompt
 from specguard_chains.models import DEFAULT_PAIR, resolve_pair
 
@@ -80,17 +82,18 @@ def stack(weight: float, threads: int) -> ChatSpecGuard:
 
 
 def speed(tokens: int, rounds: int, threads: int) -> None:
-    pair = resolve_pair(DEFAULT_PAIR)
-    bare = BareLoop(pair.draft, threads)
     models = {"confidence alone": stack(1.0, threads), "with attention": stack(0.3, threads)}
+    for model in models.values():
+        model.get_token_ids("")  # loads it, and silences llama.cpp's log
+    bare = BareLoop(resolve_pair(DEFAULT_PAIR).draft, threads)
     rates: dict[str, list[float]] = {"bare loop": []} | {name: [] for name in models}
     for turn in range(rounds + 1):
         question = QUESTION.format(turn)  # another prompt each time: no cache helps anybody
-        draft = models["confidence alone"].decoder_for_request().draft
+        draft = models["confidence alone"]._assembled.decoder(models["confidence alone"]).draft
         prompt = draft.encode(Prompt(messages=[{"role": "user", "content": question}]))
         results = {}
         start = time.perf_counter()
-        written = bare.write(prompt, tokens)
+        written = compute_thread.run(partial(bare.write, prompt, tokens))
         results["bare loop"] = written / (time.perf_counter() - start)
         for name, model in models.items():
             start = time.perf_counter()

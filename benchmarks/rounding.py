@@ -20,6 +20,7 @@ import numpy as np
 
 from specguard_chains.assembly import assemble
 from specguard_chains.calibrations.fitting import INSTRUCTION
+from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.boundaries import Boundary
 from specguard_chains.decoding.engine import Prompt
 from specguard_chains.decoding.sampling import Sampling
@@ -92,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    compute_thread.run(main)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from weakref import WeakSet
 
+from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.decoder import Decoder, Request
 from specguard_chains.decoding.steps import Step
 from specguard_chains.errors import DecodingCancelled
@@ -129,10 +130,18 @@ class _Worker:
         All requests take their engines in the same order, so that no two wait for each other.
         """
         with ExitStack() as stack:
-            for engine in sorted(self._decoder.engines, key=id):
+            engines = sorted(self._decoder.engines, key=id)
+            for engine in engines:
                 stack.enter_context(engine.exclusive(self._cancelled))
-            steps = self._decoder.decode(self._request)
-            stack.callback(getattr(steps, "close", _nothing))  # ... before the engines are free
+            if any(engine.capabilities.in_process for engine in engines):
+                compute_thread.run(self._emit_steps, self._cancelled)
+            else:
+                self._emit_steps()
+
+    def _emit_steps(self) -> None:
+        steps = self._decoder.decode(self._request)
+        with ExitStack() as stack:
+            stack.callback(getattr(steps, "close", _nothing))
             for step in steps:
                 self._emit(step)
                 if step.finish_reason is None and self._cancelled():

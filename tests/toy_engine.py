@@ -193,7 +193,7 @@ class ToyEngine(LocalEngine):
         self.policy = policy
         self.name = name
         self.context_length = context_length
-        self.capabilities = Capabilities(attention=attention, max_candidates=64)
+        self.capabilities = Capabilities(in_process=True, attention=attention, max_candidates=64)
         self.cells = context_length + 2048
         self.delay_s = delay_s
         self.computed_tokens = 0

@@ -14,6 +14,7 @@ from specguard_adapters._ggml import AttentionTap
 from specguard_adapters._llama_cache import LlamaCppCache, check_attention
 from specguard_adapters._llama_context import KV_TYPES, MAX_SEQUENCES, Context, ContextSettings
 from specguard_adapters._llama_weights import GPU, Weights, load_weights, log
+from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.local_engine import LocalEngine
 from specguard_chains.errors import ConfigurationError, EngineError
@@ -96,6 +97,7 @@ class LlamaCppEngine(LocalEngine):
         _check_model(model, n_ctx=n_ctx, attention_layers=attention_layers if attention else 0)
         self.name = model.path.stem
         self.capabilities = Capabilities(
+            in_process=True,
             attention=attention,
             max_candidates=max_candidates,
             max_candidate_tokens=candidate_tokens,
@@ -112,7 +114,7 @@ class LlamaCppEngine(LocalEngine):
             flash_attention=not attention and kv_type != "f32",
         )
         if attention:
-            check_attention(model, self._settings, attention_layers)
+            compute_thread.run(lambda: check_attention(model, self._settings, attention_layers))
         self._templates: dict[str | None, ChatTemplate] = {}
 
     @property

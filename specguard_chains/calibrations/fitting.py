@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from specguard_chains import background
 from specguard_chains.decoding.calibration import Bounds, Calibration
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Candidate, Prompt, Reading
@@ -73,7 +74,7 @@ def fit(
             {"role": "user", "content": question},
         ]
         request = Request(Prompt(messages=messages), Sampling(temperature=0), max_tokens=max_tokens)
-        for step in fitting.decode(request):
+        for step in background.run(fitting, request):
             on_step(problems - 1, step)
     if len(verifier.readings) < 2:
         raise CalibrationError("no steps to calibrate on; give at least one problem")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -102,10 +101,7 @@ def _fit(decoder: SpecGuardDecoder, questions: list[str], max_tokens: int) -> Ca
         TextColumn("problems, {task.fields[steps]} steps"),
         TimeRemainingColumn(compact=True),
     )
-    with ExitStack() as stack:
-        for engine in decoder.engines:
-            stack.enter_context(engine.exclusive())
-        bars = stack.enter_context(Progress(*columns, console=ERR))
+    with Progress(*columns, console=ERR) as bars:
         task = bars.add_task("solving", total=len(questions), steps=0)
         steps = 0
 

@@ -162,6 +162,8 @@ class Session(Protocol):
 class Capabilities:
     """What an engine can give, declared once at load time."""
 
+    in_process: bool = False
+    """It computes in this process: see `compute_thread`."""
     attention: bool = False
     """Readings carry grounding if a session asks for it."""
     max_candidates: int = 1

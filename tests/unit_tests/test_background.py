@@ -15,7 +15,7 @@ import pytest
 
 from specguard_chains.background import arun, run
 from specguard_chains.decoding.decoder import Request
-from specguard_chains.decoding.engine import Prompt
+from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.fair_lock import FairLock
 from specguard_chains.decoding.steps import Source, Step, StepSeconds, StepTokens, Verdict
 from specguard_chains.errors import DecodingCancelled, EngineError
@@ -26,6 +26,8 @@ TOKEN_S = 0.002
 
 class FakeEngine:
     """Only its queue."""
+
+    capabilities = Capabilities(in_process=True)
 
     def __init__(self) -> None:
         self.queue = FairLock()
