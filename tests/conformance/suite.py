@@ -738,7 +738,7 @@ def follow_up(prompt: Prompt, answer: str) -> Prompt:
     return replace(prompt, messages=(*prompt.messages, *turn))
 
 
-def run(work: Callable[[int], None], number: int, *, wait_s: float = 0.05) -> threading.Thread:
+def run(work: Callable[[int], None], number: int, *, wait_s: float = 0.1) -> threading.Thread:
     """Do work in another thread, and give it the time to queue."""
     thread = threading.Thread(target=work, args=(number,), daemon=True)
     thread.start()
