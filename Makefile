@@ -10,7 +10,7 @@ NO_NETWORK := --disable-socket --allow-unix-socket --allow-hosts=127.0.0.1,::1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test integration lint format bench clean
+.PHONY: help demo test integration sentence lint format bench clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ test: $(VENV)/.stamp-test  ## Run the unit tests: no weights, no network
 
 integration: $(VENV)/.stamp-integration  ## Run the tests on real models (fetched once)
 	$(BIN)/python -m pytest tests/integration_tests tests/conformance -m integration $(ARGS)
+
+sentence: $(VENV)/.stamp-sentence  ## Run the tests of sentence encoders (needs torch)
+	$(BIN)/python -m pytest tests/integration_tests/test_sentence.py -m integration $(ARGS)
 
 lint: $(VENV)/.stamp-lint  ## Check style, format and types
 	$(BIN)/ruff check .
@@ -51,6 +54,12 @@ $(VENV)/.stamp-demo $(VENV)/.stamp-test $(VENV)/.stamp-integration $(VENV)/.stam
 		$(VENV)/.stamp-lint: \
 		$(VENV)/.stamp-venv pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".[$(EXTRAS)]"
+	@touch $@
+
+# The version that was tested: newer ones bring gigabytes of GPU libraries on some platforms.
+$(VENV)/.stamp-sentence: $(VENV)/.stamp-integration
+	$(BIN)/python -m pip install --quiet "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --editable ".[sentence]"
 	@touch $@
 
 $(VENV)/.stamp-venv:

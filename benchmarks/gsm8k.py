@@ -1,6 +1,6 @@
 """SpecGuard Greedy against both models alone: accuracy, time and acceptance in one run.
 
-    python benchmarks/gsm8k.py --data gsm8k.jsonl --limit 40 --out results.jsonl
+    python benchmarks/gsm8k.py --data gsm8k.jsonl --limit 40 --thresholds 0.7 0.5 --out run.jsonl
 
 The data are JSON lines with "question" and "answer" (the final number). The decoders take turns on
 every problem, each from a cold prompt cache, so that drift of the machine hits all alike. Answers
@@ -28,8 +28,6 @@ from specguard_chains.decoding.engine import Prompt
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.metrics import Metrics
 from specguard_chains.options import SpecGuardOptions
-
-DECODERS = ("target", "draft", "specguard-greedy")
 
 
 def answer_is_right(text: str, answer: str) -> bool:
@@ -72,24 +70,28 @@ def wilson(correct: int, n: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def report(results: list[dict[str, Any]]) -> None:
-    by_decoder = {name: [r for r in results if r["decoder"] == name] for name in DECODERS}
-    target_seconds = sum(r["seconds"] for r in by_decoder["target"])
+    names = list(dict.fromkeys(r["decoder"] for r in results))
+    rows = {name: [r for r in results if r["decoder"] == name] for name in names}
+    target_seconds = sum(r["seconds"] for r in rows["target"])
     print("| decoder | right | 95 % interval | s a problem | time to target's | steps kept |")
     print("|---|---|---|---|---|---|")
-    for name, rows in by_decoder.items():
-        correct, n = sum(r["right"] for r in rows), len(rows)
+    for name in names:
+        correct, n = sum(r["right"] for r in rows[name]), len(rows[name])
         low, high = wilson(correct, n)
-        drafts = sum(r["metrics"]["num_drafts"] for r in rows)
-        accepted = sum(r["metrics"]["num_accepted_steps"] for r in rows)
-        seconds = [r["seconds"] for r in rows]
+        drafts = sum(r["metrics"]["num_drafts"] for r in rows[name])
+        accepted = sum(r["metrics"]["num_accepted_steps"] for r in rows[name])
+        seconds = [r["seconds"] for r in rows[name]]
         kept = f"{accepted / drafts:.0%}" if drafts else "–"
         print(
             f"| {name} | {correct}/{n} = {correct / n:.1%} | {low:.0%} to {high:.0%} | "
             f"{statistics.mean(seconds):.1f} | {sum(seconds) / target_seconds:.2f} | {kept} |"
         )
-    guarded = [r["metrics"] for r in by_decoder["specguard-greedy"]]
-    split = {part: sum(m[f"{part}_seconds"] for m in guarded) for part in ("draft", "target")}
-    print(f"\nspecguard-greedy: {split['draft']:.0f} s drafting, {split['target']:.0f} s target")
+    print("\nseconds of the draft and of the target, tokens an answer:")
+    for name in names:
+        metrics = [r["metrics"] for r in rows[name]]
+        split = [sum(m[f"{model}_seconds"] for m in metrics) for model in ("draft", "target")]
+        tokens = statistics.mean(r["tokens"] for r in rows[name])
+        print(f"  {name}: {split[0]:.0f} + {split[1]:.0f} s, {tokens:.0f} tokens")
 
 
 def main() -> None:
@@ -98,24 +100,25 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=40)
     parser.add_argument("--max-tokens", type=int, default=600)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--threshold", type=float, default=SpecGuardOptions().threshold)
     parser.add_argument(
-        "--confidence-weight", type=float, default=SpecGuardOptions().confidence_weight
+        "--thresholds", type=float, nargs="+", default=[SpecGuardOptions().threshold]
     )
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
+    threads = arguments.threads
     decoders = {
-        name: assemble(
+        name: assemble(SpecGuardOptions(decoder=name, num_candidates=1, n_threads=threads))
+        for name in ("target", "draft")
+    }
+    for threshold in arguments.thresholds:
+        decoders[f"specguard-greedy, threshold {threshold}"] = assemble(
             SpecGuardOptions(
-                decoder=name,
+                decoder="specguard-greedy",
+                threshold=threshold,
                 num_candidates=1,
-                n_threads=arguments.threads,
-                threshold=arguments.threshold,
-                confidence_weight=arguments.confidence_weight,
+                n_threads=threads,
             )
         )
-        for name in DECODERS
-    }
     problems = [json.loads(line) for line in arguments.data.open(encoding="utf-8")]
     results: list[dict[str, Any]] = []
     if arguments.out.exists():

@@ -25,7 +25,7 @@ from specguard_chains.errors import ContextOverflowError, DecodingCancelled, Eng
 FloatArray = npt.NDArray[np.float32]
 
 MAX_SEQUENCES: int = llama_cpp.llama_max_parallel_sequences()
-MAX_OUTPUTS = 64
+MAX_OUTPUTS = 32
 """Rows of logits that one decode may ask for; llama.cpp reserves memory for all of them."""
 
 

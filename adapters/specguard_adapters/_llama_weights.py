@@ -58,12 +58,14 @@ class Weights:
     Freed when nobody refers to it any more: engines and contexts of the same file share it.
     """
 
-    def __init__(self, path: Path, n_gpu_layers: int) -> None:
+    def __init__(self, path: Path, n_gpu_layers: int, *, use_mmap: bool) -> None:
         """Load a GGUF file; see `load_weights` for the shared way in."""
         self.path = path
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
-        params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP
+        params.load_mode = (
+            llama_cpp.LLAMA_LOAD_MODE_MMAP if use_mmap else llama_cpp.LLAMA_LOAD_MODE_NONE
+        )
         log.errors.clear()
         self.handle: int | None = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self.handle:
@@ -222,7 +224,7 @@ _loaded: weakref.WeakValueDictionary[tuple[Any, ...], Weights] = weakref.WeakVal
 _loading = threading.Lock()
 
 
-def load_weights(path: Path, n_gpu_layers: int) -> Weights:
+def load_weights(path: Path, n_gpu_layers: int, *, use_mmap: bool = False) -> Weights:
     """Return the file's weights, shared with whoever has loaded them in the same way.
 
     Raises:
@@ -230,11 +232,11 @@ def load_weights(path: Path, n_gpu_layers: int) -> Weights:
         EngineError: llama.cpp cannot load it for another reason.
     """
     status = path.stat()
-    key = (path.resolve(), status.st_mtime_ns, status.st_size, n_gpu_layers)
+    key = (path.resolve(), status.st_mtime_ns, status.st_size, n_gpu_layers, use_mmap)
     with _loading:
         weights = _loaded.get(key)
         if weights is None:
-            weights = _loaded[key] = Weights(path, n_gpu_layers)
+            weights = _loaded[key] = Weights(path, n_gpu_layers, use_mmap=use_mmap)
         return weights
 
 

@@ -39,8 +39,9 @@ class LlamaCppEngine(LocalEngine):
         n_threads: int | None = None,
         n_gpu_layers: int = 0,
         n_batch: int = 512,
-        n_ubatch: int = 512,
+        n_ubatch: int = 128,
         kv_type: Literal["f16", "f32"] = "f16",
+        use_mmap: bool = False,
         verbose: bool = False,
     ) -> None:
         """Load a model; engines of the same file share its weights.
@@ -57,6 +58,8 @@ class LlamaCppEngine(LocalEngine):
             n_batch: Most tokens handed to llama.cpp at once.
             n_ubatch: Most tokens computed at once.
             kv_type: Number format of the KV memory.
+            use_mmap: Map the file instead of reading it. Loads faster and shares memory between
+                processes; weights that llama.cpp rearranges for the processor are held twice.
             verbose: Pass llama.cpp's own log on to the logger "specguard_chains.llama_cpp".
 
         Raises:
@@ -92,7 +95,9 @@ class LlamaCppEngine(LocalEngine):
                 "and this one is not; build it anew with CMAKE_ARGS, or set n_gpu_layers=0"
             )
         log.verbose |= verbose
-        self._weights: Weights | None = load_weights(check_own_file(Path(path)), n_gpu_layers)
+        self._weights: Weights | None = load_weights(
+            check_own_file(Path(path)), n_gpu_layers, use_mmap=use_mmap
+        )
         model = self._model
         _check_model(model, n_ctx=n_ctx, attention_layers=attention_layers if attention else 0)
         self.name = model.path.stem

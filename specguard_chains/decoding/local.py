@@ -18,9 +18,9 @@ from specguard_chains.decoding.boundaries import Boundary, Ending, StepText, unf
 from specguard_chains.decoding.cache import CachedSequence, Rows, Tokenizer, common_prefix
 from specguard_chains.decoding.engine import Candidate, Counters, Reading, Watch
 from specguard_chains.decoding.sampling import Sampling, draw, generators, logprob
-from specguard_chains.errors import ContextOverflowError
+from specguard_chains.errors import ContextOverflowError, EngineError
 
-READ_BLOCK = 64
+READ_BLOCK = 32
 """Tokens of a step that are read at once: their logits are held together."""
 
 
@@ -178,6 +178,7 @@ class LocalSession:
                 f"cannot roll back to {length} tokens: the prompt has {self._prompt_length}, "
                 f"the sequence {len(self._tokens)}"
             )
+        self._require_open()
         self._drop_branches()
         if length < len(self._tokens):
             del self._tokens[length:]
@@ -189,11 +190,13 @@ class LocalSession:
         if self._on_close is None:
             return
         on_close, self._on_close = self._on_close, None
+        self._branches = []  # the cache is the next session's
         self._sequence.tokens = self._tokens[: self._cached]
         on_close(self._sequence)
 
     def _next_logits(self) -> FloatArray:
         """Read what the sequence has gained, and return the logits after its last token."""
+        self._require_open()
         self._drop_branches()
         if self._logits is None:
             if self._cached == len(self._tokens):  # the last token's logits are gone: read again
@@ -288,6 +291,10 @@ class LocalSession:
             return list(candidate.tokens)
         end = [self._tokenizer.end_token] if candidate.ends_sequence else []
         return self._tokenizer.encode_text(candidate.text) + end
+
+    def _require_open(self) -> None:
+        if self._on_close is None:
+            raise EngineError("the session is closed; open another one")
 
     def _require_room(self, tokens: int) -> None:
         if tokens > self.room:

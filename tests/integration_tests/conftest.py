@@ -13,8 +13,6 @@ import pytest
 
 from specguard_chains.models import resolve
 
-pytest.importorskip("llama_cpp", reason="pip install 'specguard_chains[llama-cpp]'")
-
 ModelPath = Callable[[str], Path]
 
 

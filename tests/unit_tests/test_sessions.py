@@ -853,6 +853,23 @@ def test_sessions_of_a_closed_engine_fail(used: bool) -> None:
     session.close()
 
 
+def test_a_closed_session_leaves_the_next_one_alone() -> None:
+    engine = new_engine()
+    closed = engine.start()
+    (candidate,) = closed.sample(1, SHORT, ANY, seed=SEED)
+    closed.close()
+    session = engine.start()
+    (expected,) = session.sample(1, SHORT, ANY, seed=SEED)
+    closed.accept(candidate)
+    with pytest.raises(EngineError, match="closed"):
+        closed.sample(1, SHORT, ANY, seed=SEED)
+    with pytest.raises(EngineError, match="closed"):
+        closed.rollback(closed.length - 1)
+    closed.close()
+    assert session.sample(1, SHORT, ANY, seed=SEED)[0].tokens == expected.tokens
+    session.close()
+
+
 def test_grounding_needs_attention() -> None:
     engine = new_engine(attention=False)
     with pytest.raises(AttentionUnavailableError, match="confidence_weight=1"):
