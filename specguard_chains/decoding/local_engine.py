@@ -101,13 +101,14 @@ class LocalEngine(Tokenizer, ABC):
 
     def clear(self) -> None:
         """Forget all cached sequences, so that the next request starts cold."""
-        while self._idle:
-            self._idle.pop().cache.close()
+        for sequence in self._idle:
+            sequence.clear()
 
     def close(self) -> None:
         """See `Engine.close`."""
         self._closed = True
-        self.clear()
+        while self._idle:
+            self._idle.pop().cache.close()
 
     def _take_sequence(self, tokens: list[int], grounding: GroundingSpec | None) -> CachedSequence:
         """Return the idle sequence that shares the longest prefix, or a new one.

@@ -62,7 +62,9 @@ def logprob(logits: FloatArray, token: int) -> float:
         EngineError: The logits are not finite numbers.
     """
     peak = _peak(logits)
-    normaliser = peak + np.log(np.exp(logits - peak).sum(dtype=np.float64))
+    weights = logits - peak
+    np.exp(weights, out=weights)  # in place: a vocabulary's memory is not free
+    normaliser = peak + np.log(weights.sum(dtype=np.float64))
     return float(np.float32(logits[token] - normaliser))
 
 
