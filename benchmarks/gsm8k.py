@@ -22,9 +22,8 @@ from math_verify import parse, verify
 
 from specguard_chains import background
 from specguard_chains.assembly import assemble
-from specguard_chains.calibrations.fitting import INSTRUCTION
+from specguard_chains.calibrations.fitting import reasoning_prompt
 from specguard_chains.decoding.decoder import Decoder, Request
-from specguard_chains.decoding.engine import Prompt
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.metrics import Metrics
 from specguard_chains.options import SpecGuardOptions
@@ -38,8 +37,7 @@ def answer_is_right(text: str, answer: str) -> bool:
 def run(decoder: Decoder, question: str, max_tokens: int) -> dict[str, Any]:
     for engine in decoder.engines:
         engine.clear()
-    messages = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": question}]
-    request = Request(Prompt(messages=messages), Sampling(temperature=0), max_tokens=max_tokens)
+    request = Request(reasoning_prompt(question), Sampling(temperature=0), max_tokens=max_tokens)
     start = time.perf_counter()
     steps = list(background.run(decoder, request))
     seconds = time.perf_counter() - start

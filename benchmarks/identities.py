@@ -19,10 +19,10 @@ from pathlib import Path
 
 from specguard_chains import background
 from specguard_chains.assembly import assemble
-from specguard_chains.calibrations.fitting import INSTRUCTION
+from specguard_chains.calibrations.fitting import reasoning_prompt
 from specguard_chains.decoding.baselines import SoloDecoder
 from specguard_chains.decoding.decoder import Decoder, Request
-from specguard_chains.decoding.engine import Candidate, Prompt, Reading
+from specguard_chains.decoding.engine import Candidate, Reading
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.decoding.steps import Judgement, Source, Step, Verdict
@@ -86,12 +86,10 @@ def main() -> None:
     accepted = judged = 0
     problems = [json.loads(line) for line in arguments.data.open(encoding="utf-8")]
     for problem in problems[: arguments.limit]:
-        messages = [
-            {"role": "system", "content": INSTRUCTION},
-            {"role": "user", "content": problem["question"]},
-        ]
         request = Request(
-            Prompt(messages=messages), Sampling(temperature=0), max_tokens=arguments.max_tokens
+            reasoning_prompt(problem["question"]),
+            Sampling(temperature=0),
+            max_tokens=arguments.max_tokens,
         )
         alone = {
             decoder.source: text_of(decoder, request) for decoder in (target_alone, draft_alone)

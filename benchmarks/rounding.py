@@ -19,10 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from specguard_chains.assembly import assemble
-from specguard_chains.calibrations.fitting import INSTRUCTION
+from specguard_chains.calibrations.fitting import reasoning_prompt
 from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.boundaries import Boundary
-from specguard_chains.decoding.engine import Prompt
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.decoding.verification import EnsembleVerifier
@@ -49,11 +48,7 @@ def main() -> None:
     accepted = steps = 0
     problems = [json.loads(line) for line in arguments.data.open(encoding="utf-8")]
     for problem in problems[: arguments.limit]:
-        messages = [
-            {"role": "system", "content": INSTRUCTION},
-            {"role": "user", "content": problem["question"]},
-        ]
-        prompt = Prompt(messages=messages)
+        prompt = reasoning_prompt(problem["question"])
         with (
             closing(decoder.draft.open(prompt, grounding=decoder.grounding)) as writer,
             closing(decoder.draft.open(prompt, grounding=decoder.grounding)) as reader,

@@ -13,15 +13,13 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
+from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.cache import Rows
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
 from specguard_chains.decoding.local_engine import LocalEngine
 from specguard_chains.errors import DecodingCancelled
-
-FloatArray = npt.NDArray[np.float32]
 
 END = 256
 ANSWER = 257

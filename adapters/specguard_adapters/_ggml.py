@@ -23,10 +23,8 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
+from specguard_chains.decoding.arrays import FloatArray, IntArray
 from specguard_chains.errors import EngineError
-
-FloatArray = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.intp]
 
 F32, I64 = llama_cpp.GGML_TYPE_F32, llama_cpp.GGML_TYPE_I64
 BLOCK_FLOATS = 1 << 18

@@ -6,16 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from specguard_adapters._ggml import AttentionTap, FullAttention
 from specguard_adapters._llama_context import Context, ContextSettings
 from specguard_adapters._llama_weights import VERSION, Weights
+from specguard_chains.decoding.arrays import IntArray
 from specguard_chains.decoding.cache import Rows
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
 from specguard_chains.errors import AttentionUnavailableError, ConfigurationError, EngineError
-
-IntArray = npt.NDArray[np.intp]
 
 ABORTABLE_TOKENS = 16
 """Longer runs can be cancelled while they are computed; shorter ones only before and after."""

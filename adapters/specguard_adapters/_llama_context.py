@@ -20,9 +20,8 @@ import numpy.typing as npt
 
 from specguard_adapters._ggml import AttentionTap
 from specguard_adapters._llama_weights import Weights, log
+from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.errors import ContextOverflowError, DecodingCancelled, EngineError
-
-FloatArray = npt.NDArray[np.float32]
 
 MAX_SEQUENCES: int = llama_cpp.llama_max_parallel_sequences()
 MAX_OUTPUTS = 32

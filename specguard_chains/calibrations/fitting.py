@@ -39,6 +39,16 @@ class AcceptAll:
         )
 
 
+def reasoning_prompt(question: str) -> Prompt:
+    """Return the prompt that asks for steps and a boxed answer."""
+    return Prompt(
+        messages=[
+            {"role": "system", "content": INSTRUCTION},
+            {"role": "user", "content": question},
+        ]
+    )
+
+
 def fit(
     decoder: SpecGuardDecoder,
     questions: Iterable[str],
@@ -69,11 +79,9 @@ def fit(
     )
     problems = 0
     for problems, question in enumerate(questions, start=1):
-        messages = [
-            {"role": "system", "content": INSTRUCTION},
-            {"role": "user", "content": question},
-        ]
-        request = Request(Prompt(messages=messages), Sampling(temperature=0), max_tokens=max_tokens)
+        request = Request(
+            reasoning_prompt(question), Sampling(temperature=0), max_tokens=max_tokens
+        )
         for step in background.run(fitting, request):
             on_step(problems - 1, step)
     if len(verifier.readings) < 2:
