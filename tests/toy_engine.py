@@ -130,22 +130,25 @@ class ToyCache:
         self,
         tokens: Sequence[int],
         positions: Sequence[int],
-        branches: Sequence[int],
+        branches: Sequence[Sequence[int]],
         *,
         context: bool,
         all_logits: bool,
     ) -> Rows:
-        self._engine.count(len(tokens), len(set(branches)))
+        self._engine.count(len(tokens))
         cells = np.array([self._free.pop() for _ in tokens], dtype=np.intp)
         if self._rollout is not None:
             self._rollout.begin(cells, context=context)
         logits = []
-        for token, position, branch, cell in zip(tokens, positions, branches, cells, strict=True):
+        for token, position, equal, cell in zip(tokens, positions, branches, cells, strict=True):
             if self._cancelled is not None and self._cancelled():
                 raise DecodingCancelled("cancelled in the forward pass")
-            written = self._branches[branch]
-            assert position == len(written), "positions must follow each other"
-            written.append((int(token), int(cell)))
+            written = self._branches[equal[0]]
+            for branch in equal:
+                assert self._branches[branch][: len(written)] == written, "the branches differ"
+                assert position == len(self._branches[branch]), "positions must follow each other"
+            for branch in equal:
+                self._branches[branch].append((int(token), int(cell)))
             seen = tuple(t for t, _ in written)
             logits.append(self._engine.policy(seen))
             if self._rollout is not None:
@@ -191,7 +194,9 @@ class ToyEngine(LocalEngine):
         self.policy = policy
         self.name = name
         self.context_length = context_length
-        self.capabilities = Capabilities(in_process=True, attention=attention, max_candidates=64)
+        self.capabilities = Capabilities(
+            in_process=True, logits=True, attention=attention, max_candidates=64
+        )
         self.cells = context_length + 2048
         self.delay_s = delay_s
         self.computed_tokens = 0
@@ -226,7 +231,7 @@ class ToyEngine(LocalEngine):
     def new_cache(self) -> ToyCache:
         return ToyCache(self)
 
-    def count(self, tokens: int, branches: int) -> None:
+    def count(self, tokens: int) -> None:
         """Book a forward pass; two at once would be a fault of the queue."""
         assert self._entered.acquire(blocking=False), "the engine was entered twice at once"
         try:

@@ -79,7 +79,7 @@ class LlamaCppCache:
         self,
         tokens: Sequence[int],
         positions: Sequence[int],
-        branches: Sequence[int],
+        branches: Sequence[Sequence[int]],
         *,
         context: bool,
         all_logits: bool,
@@ -105,7 +105,8 @@ class LlamaCppCache:
         grounding = None
         if self._rollout is not None and not context:
             placed = np.concatenate(cells)
-            self._cells[branches, positions] = placed
+            for cell, position, equal in zip(placed, positions, branches, strict=True):
+                self._cells[equal, position] = cell
             grounding = self._rollout.grounding(placed)
         return Rows(np.concatenate(logits) if all_logits and parts[1:] else logits[-1], grounding)
 
@@ -179,7 +180,7 @@ def read_attention(context: Context, tokens: Sequence[int], layers: range) -> Fu
         block = tokens[start : start + context.n_batch]
         positions = range(start, start + len(block))
         context.tap.listen(attention, layers)
-        context.decode(block, positions, [0] * len(block), all_logits=False)
+        context.decode(block, positions, [(0,)] * len(block), all_logits=False)
     return attention
 
 

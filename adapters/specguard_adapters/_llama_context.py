@@ -116,12 +116,14 @@ class Context:
         self,
         tokens: Sequence[int],
         positions: Sequence[int],
-        sequences: Sequence[int],
+        sequences: Sequence[Sequence[int]],
         *,
         all_logits: bool,
         cancelled: Callable[[], bool] | None = None,
     ) -> FloatArray:
         """Compute at most `n_batch` tokens; return logits that live until the next call.
+
+        A token may belong to several sequences, if they hold the same so far.
 
         Shape (n, vocabulary), or (1, vocabulary) for the last token alone; `cancelled` is asked
         between the nodes of the graph.
@@ -217,7 +219,9 @@ class Context:
         if not 0 <= sequence < self.n_sequences:  # llama.cpp would abort the process
             raise EngineError(f"sequence {sequence} is not one of the {self.n_sequences}")
 
-    def _check_batch(self, tokens: Sequence[int], sequences: Sequence[int], outputs: int) -> None:
+    def _check_batch(
+        self, tokens: Sequence[int], sequences: Sequence[Sequence[int]], outputs: int
+    ) -> None:
         if not 0 < len(tokens) <= self.n_batch or outputs > self.n_outputs:
             raise EngineError(
                 f"a batch of {len(tokens)} tokens with {outputs} rows of logits is not within "
@@ -225,8 +229,10 @@ class Context:
             )
         if min(tokens) < 0 or max(tokens) >= self.n_vocab:
             raise EngineError(f"a token is not in the vocabulary of {self.n_vocab} tokens")
-        self._check_sequence(min(sequences))
-        self._check_sequence(max(sequences))
+        if len(sequences) != len(tokens) or not all(sequences):
+            raise EngineError("every token of a batch must belong to a sequence")
+        for sequence in {s for own in sequences for s in own}:
+            self._check_sequence(sequence)
 
 
 _contexts: weakref.WeakSet[Context] = weakref.WeakSet()
@@ -256,15 +262,14 @@ def _free_context(handle: int, weights: Weights) -> None:
 
 
 class _Batch:
-    """A `llama_batch` over NumPy arrays: n tokens, each in one sequence."""
+    """A `llama_batch` over NumPy arrays: n tokens, each in one sequence or several."""
 
     def __init__(self, room: int) -> None:
         self._tokens = np.zeros(room, dtype=np.int32)
         self._positions = np.zeros(room, dtype=np.int32)
-        self._counts = np.ones(room, dtype=np.int32)
-        self._sequences = np.zeros(room, dtype=np.int32)
-        steps = np.arange(room, dtype=np.uintp) * self._sequences.itemsize
-        self._pointers = self._sequences.ctypes.data + steps
+        self._counts = np.zeros(room, dtype=np.int32)
+        self._sequences = np.zeros(0, dtype=np.int32)  # of all tokens, one after the other
+        self._pointers = np.zeros(room, dtype=np.uintp)  # to each token's first
         self._outputs = np.zeros(room, dtype=np.int8)
         self._struct = llama_cpp.llama_batch(
             n_tokens=0,
@@ -280,7 +285,7 @@ class _Batch:
         self,
         tokens: Sequence[int],
         positions: Sequence[int],
-        sequences: Sequence[int],
+        sequences: Sequence[Sequence[int]],
         *,
         all_logits: bool,
     ) -> Any:
@@ -288,7 +293,10 @@ class _Batch:
         n = len(tokens)
         self._tokens[:n] = tokens
         self._positions[:n] = positions
-        self._sequences[:n] = sequences
+        self._counts[:n] = counts = [len(own) for own in sequences]
+        self._sequences = np.array([s for own in sequences for s in own], dtype=np.int32)
+        first = np.cumsum([0, *counts[:-1]]) * self._sequences.itemsize
+        self._pointers[:n] = self._sequences.ctypes.data + first
         self._outputs[:n] = all_logits
         self._outputs[n - 1] = 1
         self._struct.n_tokens = n

@@ -103,6 +103,7 @@ class LlamaCppEngine(LocalEngine):
         self.name = model.path.stem
         self.capabilities = Capabilities(
             in_process=True,
+            logits=True,
             attention=attention,
             max_candidates=max_candidates,
             max_candidate_tokens=candidate_tokens,

@@ -43,14 +43,15 @@ class Cache(Protocol):
         self,
         tokens: Sequence[int],
         positions: Sequence[int],
-        branches: Sequence[int],
+        branches: Sequence[Sequence[int]],
         *,
         context: bool,
         all_logits: bool,
     ) -> Rows:
-        """Compute tokens: a run on one branch, or one token on each of several.
+        """Compute tokens, each of which stands on one branch or on several that are equal so far.
 
-        `context` says that they belong to the context and not to a step in progress.
+        A token sees all that its branches hold before it, from earlier in the same call too.
+        `context` says that the tokens belong to the context and not to a step in progress.
         """
         ...
 

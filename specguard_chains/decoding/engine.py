@@ -15,13 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.sampling import Sampling
+from specguard_chains.decoding.token_tree import TokenTree
 from specguard_chains.errors import EngineError
+
+if TYPE_CHECKING:
+    from specguard_chains.decoding.step_writer import StepWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +162,48 @@ class Session(Protocol):
         ...
 
 
+class LogitSession(Session, Protocol):
+    """A session that shows its model's logits, as lossless decoding needs them."""
+
+    def logits(self, tree: TokenTree) -> FloatArray:
+        """Return the logits after each node that the tree has gained since it was last given here.
+
+        The first call begins with node 0, the end of the sequence. The tree must be the same
+        object until the sequence goes on; the sequence stays as it is.
+
+        Returns:
+            Shape (new nodes, vocabulary); valid until the session's next call.
+
+        Raises:
+            ContextOverflowError: The tree's longest path does not fit into the context.
+            DecodingCancelled: The request was cancelled.
+        """
+        ...
+
+    def writer(self, boundary: Boundary) -> StepWriter:
+        """Return an empty step that continues the sequence."""
+        ...
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Continue the sequence with tokens of its own vocabulary.
+
+        What a tree's path has in common with them is kept and not computed again.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What an engine can give, declared once at load time."""
 
     in_process: bool = False
     """It computes in this process: see `compute_thread`."""
+    logprobs: bool = True
+    """Candidates carry the log-probabilities of their tokens; without, their reading is empty."""
+    scoring: bool = True
+    """`Session.read` works: the model's signals over text that it has not written."""
+    logits: bool = False
+    """Sessions are `LogitSession`s."""
     attention: bool = False
     """Readings carry grounding if a session asks for it."""
     max_candidates: int = 1

@@ -14,14 +14,21 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specguard_chains.decoding.arrays import FloatArray
-from specguard_chains.decoding.boundaries import Boundary, Ending, StepText, unfinished_character
+from specguard_chains.decoding.boundaries import Boundary, Ending, unfinished_character
 from specguard_chains.decoding.cache import CachedSequence, Rows, Tokenizer, common_prefix
 from specguard_chains.decoding.engine import Candidate, Counters, Reading, Watch
 from specguard_chains.decoding.sampling import Sampling, draw, generators, logprob
+from specguard_chains.decoding.step_writer import StepWriter
+from specguard_chains.decoding.token_tree import Node, TokenTree
 from specguard_chains.errors import ContextOverflowError, EngineError
 
 READ_BLOCK = 32
 """Tokens of a step that are read at once: their logits are held together."""
+JOINED_TOKENS = 4
+"""So many pending tokens are read in one pass with a tree that follows them."""
+
+Process = Callable[[Sequence[int], FloatArray], FloatArray]
+"""(all tokens so far, logits of the next one) -> the logits to draw from."""
 
 
 @dataclass(slots=True)
@@ -29,34 +36,25 @@ class _Branch:
     """A continuation that the cache holds beside the sequence."""
 
     index: int = 0
-    text: StepText | None = None
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    grounding: list[float] = field(default_factory=list)
     computed: int = 0
     """How many of the tokens the cache holds."""
     logits: FloatArray | None = None
     """For the token after the last one, once the branch has ended."""
-    ending: Ending | None = None
 
-    def reading(self, *, grounded: bool) -> Reading:
-        return Reading(
-            np.array(self.logprobs, dtype=np.float32),
-            np.array(self.grounding, dtype=np.float32) if grounded else None,
-        )
 
-    def write(self, token: int, logprob: float, tokenizer: Tokenizer) -> None:
-        assert self.text is not None
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        if tokenizer.is_end(token):
-            self.ending = Ending.END_OF_SEQUENCE
-        else:
-            self.ending = self.text.add(tokenizer.token_bytes(token))
+@dataclass(slots=True)
+class _Draft(_Branch):
+    """A candidate in progress, on a branch of its own."""
+
+    step: StepWriter = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.tokens = self.step.tokens
 
 
 class LocalSession:
-    """A `Session` over a `Cache`."""
+    """A `LogitSession` over a `Cache`."""
 
     def __init__(
         self,
@@ -67,10 +65,12 @@ class LocalSession:
         context_length: int,
         check: Callable[[], None],
         on_close: Callable[[CachedSequence], None],
+        process: Process | None = None,
     ) -> None:
         """Start with a prompt on a sequence that may hold its beginning.
 
-        `check` is called before every forward pass and raises if there must be none.
+        `check` is called before every forward pass and raises if there must be none; `process`
+        changes the logits that are drawn from, not the log-probs that are reported.
         """
         self.counters = Counters()
         self._sequence = sequence
@@ -78,11 +78,14 @@ class LocalSession:
         self._tokenizer = tokenizer
         self._context_length = context_length
         self._check = check
+        self._process = process
         self._grounded = sequence.grounding is not None
         self._on_close: Callable[[CachedSequence], None] | None = on_close
         self._tokens = list(prompt)
         self._prompt_length = len(self._tokens)
         self._branches: list[_Branch] = []
+        self._tree: TokenTree | None = None  # whose paths the branches are
+        self._grown = 0  # nodes of it that have been computed
         self._cached = self._reused = sequence.keep_prefix(self._tokens)
         self._logits: FloatArray | None = None  # for the token after the sequence
         if sequence.prompt_logits is not None:
@@ -112,21 +115,21 @@ class LocalSession:
         self._require_room(boundary.max_tokens)
         distinct = 1 if sampling.greedy else n
         logits = self._next_logits()
-        dangling = self._dangling_bytes()
         self._cache.fork(distinct, len(self._tokens))
-        self._branches = [_Branch(i, StepText(boundary, dangling)) for i in range(distinct)]
+        drafts = [_Draft(i, step=self.writer(boundary)) for i in range(distinct)]
+        self._branches = [*drafts]
         rngs = generators(seed, distinct)
         rows: Iterable[FloatArray] = [logits] * distinct
-        while live := [branch for branch in self._branches if branch.ending is None]:
-            for branch, row in zip(live, rows, strict=True):
-                branch.write(*draw(row, sampling, rngs[branch.index]), self._tokenizer)
+        while live := [draft for draft in drafts if draft.step.ending is None]:
+            for draft, row in zip(live, rows, strict=True):
+                draft.step.write(*self._draw(draft, row, sampling, rngs[draft.index]))
             self.counters.written += len(live)
-            if self._reject_early(watch):
+            if _reject_early(drafts, watch):
                 break
             rows = self._compute(live)
-            if self._reject_early(watch):
+            if _reject_early(drafts, watch):
                 break
-        candidates = [self._candidate(branch) for branch in self._branches]
+        candidates = [draft.step.candidate(grounded=self._grounded) for draft in drafts]
         return candidates if distinct == n else candidates * n
 
     def read(self, candidate: Candidate) -> Reading:
@@ -137,18 +140,23 @@ class LocalSession:
         self._cache.fork(1, len(self._tokens))
         branch = _Branch()
         self._branches = [branch]
+        logprobs: list[float] = []
+        grounding: list[float] = []
         for start in range(0, len(tokens), READ_BLOCK):
             block = tokens[start : start + READ_BLOCK]
             first = len(self._tokens) + start
             rows = self._forward(block, range(first, first + len(block)), context=False)
             before = np.concatenate([logits[None], rows.logits[:-1]])
-            branch.logprobs += map(logprob, before, block)
-            branch.grounding += [] if rows.grounding is None else rows.grounding.tolist()
+            logprobs += map(logprob, before, block)
+            grounding += [] if rows.grounding is None else rows.grounding.tolist()
             branch.tokens += block
             branch.computed += len(block)
             branch.logits = logits = rows.logits[-1].copy()
         self.counters.read += len(tokens)
-        return branch.reading(grounded=self._grounded)
+        return Reading(
+            np.array(logprobs, dtype=np.float32),
+            np.array(grounding, dtype=np.float32) if self._grounded else None,
+        )
 
     def fits(self, candidate: Candidate) -> bool:
         """See `Session.fits`."""
@@ -156,7 +164,32 @@ class LocalSession:
 
     def accept(self, candidate: Candidate) -> None:
         """See `Session.accept`."""
-        tokens = self._own_tokens(candidate)
+        self.extend(self._own_tokens(candidate))
+
+    def logits(self, tree: TokenTree) -> FloatArray:
+        """See `LogitSession.logits`. Few pending tokens are read in one pass with the tree."""
+        self._require_open()
+        self._require_room(tree.depth)
+        if tree is self._tree:
+            return self._grow(tree, [])
+        self._drop_branches()
+        has_nodes = len(tree.nodes) > 1
+        pending = self._tokens[self._cached :]
+        joined = has_nodes and not self._grounded and 0 < len(pending) <= JOINED_TOKENS
+        root = None if joined else self._next_logits()[None]
+        self._cache.fork(tree.leaves, self._cached)
+        self._branches = [_Branch(i) for i in range(tree.leaves)]
+        self._tree, self._grown = tree, 1
+        if root is None:
+            return self._grow(tree, pending)
+        return np.concatenate([root, self._grow(tree, [])]) if has_nodes else root
+
+    def writer(self, boundary: Boundary) -> StepWriter:
+        """See `LogitSession.writer`."""
+        return StepWriter(boundary, self._tokenizer, self._dangling_bytes())
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """See `LogitSession.extend`."""
         self._require_room(len(tokens))
         if not tokens:
             return
@@ -164,7 +197,7 @@ class LocalSession:
         if self._branches:
             branch = max(self._branches, key=lambda b: common_prefix(b.tokens, tokens))
             kept = common_prefix(branch.tokens[: branch.computed], tokens)
-            self._branches = []
+            self._branches, self._tree = [], None
             self._cache.keep(branch.index, self._cached + kept)
             self._cached += kept
             if kept == len(branch.tokens) == len(tokens):
@@ -190,7 +223,7 @@ class LocalSession:
         if self._on_close is None:
             return
         on_close, self._on_close = self._on_close, None
-        self._branches = []  # the cache is the next session's
+        self._branches, self._tree = [], None  # the cache is the next session's
         self._sequence.tokens = self._tokens[: self._cached]
         on_close(self._sequence)
 
@@ -213,28 +246,28 @@ class LocalSession:
         self.counters.reused = self._reused
         return self._logits
 
-    def _compute(self, live: Sequence[_Branch]) -> list[FloatArray]:
-        """Compute each branch's newest token; return the logits of those that go on."""
+    def _compute(self, live: Sequence[_Draft]) -> list[FloatArray]:
+        """Compute each draft's newest token; return the logits of those that go on."""
         before = len(self._tokens) - 1
         rows = self._forward(
-            [branch.tokens[-1] for branch in live],
-            [before + len(branch.tokens) for branch in live],
-            [branch.index for branch in live],
+            [draft.tokens[-1] for draft in live],
+            [before + len(draft.tokens) for draft in live],
+            [(draft.index,) for draft in live],
             context=False,
         )
-        for i, branch in enumerate(live):
-            branch.computed = len(branch.tokens)
+        for i, draft in enumerate(live):
+            draft.computed = len(draft.tokens)
             if rows.grounding is not None:
-                branch.grounding.append(float(rows.grounding[i]))
-            if branch.ending is not None:
-                branch.logits = rows.logits[i].copy()
-        return [row for branch, row in zip(live, rows.logits, strict=True) if not branch.ending]
+                draft.step.grounding.append(float(rows.grounding[i]))
+            if draft.step.ending is not None:
+                draft.logits = rows.logits[i].copy()
+        return [row for draft, row in zip(live, rows.logits, strict=True) if not draft.step.ending]
 
     def _forward(
         self,
         tokens: Sequence[int],
         positions: Sequence[int],
-        branches: Sequence[int] | None = None,
+        branches: Sequence[Sequence[int]] | None = None,
         *,
         context: bool,
     ) -> Rows:
@@ -243,42 +276,48 @@ class LocalSession:
             return self._cache.forward(
                 tokens,
                 positions,
-                branches or [0] * len(tokens),
+                branches or [(0,)] * len(tokens),
                 context=context,
                 all_logits=not context,
             )
         except BaseException:
-            self._branches = []
+            self._branches, self._tree = [], None
             self._cache.keep(0, self._cached)
             raise
 
-    def _reject_early(self, watch: Watch | None) -> bool:
-        """Stop drafting if the watch denies every candidate; say whether it did."""
-        if watch is None:
-            return False
-        for branch in self._branches:
-            grounding = min(branch.grounding) if branch.grounding else None
-            if watch(min(branch.logprobs), grounding):
-                return False
-        for branch in self._branches:
-            if branch.ending is None or branch.computed < len(branch.tokens):
-                branch.ending = Ending.REJECTED_EARLY
-        return True
+    def _grow(self, tree: TokenTree, pending: Sequence[int]) -> FloatArray:
+        """Compute the end of the sequence and the tree's new nodes; return the logits.
 
-    def _candidate(self, branch: _Branch) -> Candidate:
-        assert branch.text is not None
-        assert branch.ending is not None
-        return Candidate(
-            tuple(branch.tokens),
-            branch.text.text,
-            branch.reading(grounded=self._grounded),
-            branch.ending,
-            self._tokenizer.vocabulary,
+        Shape (new nodes, vocabulary), with one row more in front if there were tokens pending.
+        """
+        nodes: list[Node] = tree.nodes[self._grown :]
+        last = len(self._tokens) - 1
+        rows = self._forward(
+            [*pending, *(node.token for node in nodes)],
+            [*range(self._cached, len(self._tokens)), *(last + node.depth for node in nodes)],
+            [*[tree.nodes[0].branches] * len(pending), *(node.branches for node in nodes)],
+            context=False,
         )
+        self.counters.read += len(pending)  # whoever wrote the tree counts its nodes
+        self._cached, self._grown = len(self._tokens), len(tree.nodes)
+        for node in nodes:
+            for leaf in node.branches:
+                self._branches[leaf].tokens.append(node.token)
+                self._branches[leaf].computed += 1
+        return rows.logits[max(len(pending) - 1, 0) :]
+
+    def _draw(
+        self, draft: _Draft, row: FloatArray, sampling: Sampling, rng: np.random.Generator
+    ) -> tuple[int, float]:
+        """Return a draft's next token and its raw log-probability."""
+        if self._process is None:
+            return draw(row, sampling, rng)
+        token, _ = draw(self._process([*self._tokens, *draft.tokens], row.copy()), sampling, rng)
+        return token, logprob(row, token)
 
     def _drop_branches(self) -> None:
         if self._branches:
-            self._branches = []
+            self._branches, self._tree = [], None
             self._cache.keep(0, self._cached)
 
     def _cut_cache(self, length: int) -> None:
@@ -307,3 +346,17 @@ class LocalSession:
         """The begun but unfinished character at the end of the answer so far."""
         answer = self._tokens[max(self._prompt_length, len(self._tokens) - 4) :]
         return unfinished_character(b"".join(map(self._tokenizer.token_bytes, answer)))
+
+
+def _reject_early(drafts: Sequence[_Draft], watch: Watch | None) -> bool:
+    """Stop drafting if the watch denies every candidate; say whether it did."""
+    if watch is None:
+        return False
+    for draft in drafts:
+        grounding = min(draft.step.grounding) if draft.step.grounding else None
+        if watch(min(draft.step.logprobs), grounding):
+            return False
+    for draft in drafts:
+        if draft.step.ending is None or draft.computed < len(draft.tokens):
+            draft.step.ending = Ending.REJECTED_EARLY
+    return True

@@ -10,7 +10,7 @@ from specguard_chains.decoding.cache import Cache, CachedSequence, Tokenizer, co
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.fair_lock import FairLock
 from specguard_chains.decoding.grounding import GroundingSpec
-from specguard_chains.decoding.local import LocalSession
+from specguard_chains.decoding.local import LocalSession, Process
 from specguard_chains.errors import (
     AttentionUnavailableError,
     ConfigurationError,
@@ -30,6 +30,8 @@ class LocalEngine(Tokenizer, ABC):
     name: str
     capabilities: Capabilities
     context_length: int
+    process_logits: Process | None = None
+    """Changes the logits that are drawn from; `capabilities.logits` must be False then."""
 
     def __init__(self, *, max_idle: int = 1) -> None:
         """Start with no cached sequence; keep at most `max_idle` of them between requests."""
@@ -85,6 +87,7 @@ class LocalEngine(Tokenizer, ABC):
                 context_length=self.context_length,
                 check=check,
                 on_close=self._give_back,
+                process=self.process_logits,
             )
         except BaseException:
             sequence.cache.close()

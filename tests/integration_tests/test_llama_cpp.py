@@ -300,7 +300,9 @@ def test_a_window_is_whole_after_a_rollback(load: Load, windowed_model: Path) ->
             cache.fork(8, length)
             for position in range(length, length + 40):
                 tokens, branches = random_tokens(8), list(range(8))
-                cache.forward(tokens, [position] * 8, branches, context=False, all_logits=True)
+                cache.forward(
+                    tokens, [position] * 8, [(b,) for b in branches], context=False, all_logits=True
+                )
             cache.keep(3, length + 40)
             length += 40
             more = range(length, length + 30)
@@ -349,12 +351,14 @@ def test_misuse_does_not_reach_llama_cpp(exact: LlamaCppEngine) -> None:
         too_many = context.n_batch + 1
         for tokens, sequences, all_logits in [
             ([], [], False),
-            ([260] * too_many, [0] * too_many, False),
-            ([260] * 65, [0] * 65, True),
-            ([-1], [0], False),
-            ([len(VOCABULARY)], [0], False),
-            ([260], [-1], False),
-            ([260], [context.n_sequences], False),
+            ([260] * too_many, [(0,)] * too_many, False),
+            ([260] * 65, [(0,)] * 65, True),
+            ([-1], [(0,)], False),
+            ([len(VOCABULARY)], [(0,)], False),
+            ([260], [()], False),
+            ([260, 260], [(0,)], False),
+            ([260], [(-1,)], False),
+            ([260], [(0, context.n_sequences)], False),
         ]:
             positions = range(len(tokens))
             with pytest.raises(EngineError):
@@ -365,7 +369,7 @@ def test_misuse_does_not_reach_llama_cpp(exact: LlamaCppEngine) -> None:
             with pytest.raises(EngineError):
                 context.copy(0, sequence, 0, 1)
         with pytest.raises(EngineError, match="code -1"):  # a gap
-            context.decode([260, 261], [0, 5], [0, 0], all_logits=False)
+            context.decode([260, 261], [0, 5], [(0,), (0,)], all_logits=False)
     for use in (lambda: context.cut(0, 0), lambda: context.copy(0, 1, 0, 1)):
         with pytest.raises(EngineError, match="closed"):
             use()
