@@ -29,6 +29,10 @@ class Metrics:
     acceptance_rate: float | None
     """Accepted of judged steps; None where the decoder does not verify."""
     steps_by_source: dict[str, int]
+    num_target_passes: int
+    """Passes of the target over drafted tokens (speculative decoding)."""
+    mean_accepted_length: float | None
+    """Tokens of the answer per such pass; None without speculative decoding."""
     draft_tokens_read: int
     """Tokens that the draft read without writing them: prompt and foreign steps."""
     target_tokens_read: int
@@ -45,6 +49,7 @@ class Metrics:
         judged = [step for step in steps if step.verdict is not Verdict.UNVERIFIED]
         accepted = [step for step in judged if step.verdict is Verdict.ACCEPTED]
         sources = Counter(str(step.source) for step in steps)
+        passes = sum(step.tokens.target_passes for step in steps)
         return cls(
             num_steps=len(steps),
             num_drafts=len(judged),
@@ -55,6 +60,10 @@ class Metrics:
             num_early_rejections=sum(step.rejected_early for step in steps),
             acceptance_rate=len(accepted) / len(judged) if judged else None,
             steps_by_source={str(source): sources[str(source)] for source in Source},
+            num_target_passes=passes,
+            mean_accepted_length=(
+                sum(step.answer_tokens for step in steps) / passes if passes else None
+            ),
             draft_tokens_read=sum(step.tokens.draft_read for step in steps),
             target_tokens_read=sum(step.tokens.target_read for step in steps),
             draft_tokens_reused=sum(step.tokens.draft_reused for step in steps),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Literal
 
 from specguard_chains.decoding.boundaries import Boundary, StepShape, StopCutter
 from specguard_chains.decoding.decoder import Request
@@ -57,18 +58,23 @@ class Ledger:
                 spent = getattr(session.counters, what) - getattr(before, what)
                 self._tokens[source, what] += spent
 
-    def settle(self, kept: int) -> tuple[StepTokens, StepSeconds]:
-        """Return the step's costs, of which `kept` drafted tokens are in the answer; start anew."""
+    def count(self, source: Source, what: Literal["kept", "passes"], n: int) -> None:
+        """Book drafted tokens that were kept, or passes over drafted tokens."""
+        self._tokens[source, what] += n
+
+    def settle(self) -> tuple[StepTokens, StepSeconds]:
+        """Return the step's costs and start anew."""
         tokens, seconds = self._tokens, self._seconds
         self._tokens, self._seconds = Counter(), defaultdict(float)
         return StepTokens(
             drafted=tokens[Source.DRAFT, "written"],
-            kept=kept,
+            kept=tokens[Source.DRAFT, "kept"],
             regenerated=tokens[Source.TARGET, "written"],
             draft_read=tokens[Source.DRAFT, "read"],
             target_read=tokens[Source.TARGET, "read"],
             draft_reused=tokens[Source.DRAFT, "reused"],
             target_reused=tokens[Source.TARGET, "reused"],
+            target_passes=tokens[Source.TARGET, "passes"],
         ), StepSeconds(
             draft=seconds[Source.DRAFT], verify=seconds["verify"], target=seconds[Source.TARGET]
         )
@@ -77,14 +83,20 @@ class Ledger:
 class Answer:
     """Grows by the candidates that a decoder settles on, and says when it is complete."""
 
-    def __init__(self, request: Request, shape: StepShape, *sessions: Session) -> None:
+    def __init__(
+        self,
+        request: Request,
+        shape: StepShape,
+        *sessions: Session,
+        ledger: Ledger | None = None,
+    ) -> None:
         """Start an answer that all the sessions must have room for and will follow.
 
         Raises:
             ContextOverflowError: The request's max_tokens exceed the room in a context.
         """
         self.request = request
-        self.ledger = Ledger()
+        self.ledger = ledger or Ledger()
         self.text = ""
         """What is certain of the answer so far."""
         self.number = 1
@@ -138,7 +150,9 @@ class Answer:
 
     def _step(self, text: str, candidate: Candidate, source: Source, proposal: Proposal) -> Step:
         judgement, written = proposal.judgement, len(candidate.tokens)
-        tokens, seconds = self.ledger.settle(kept=written if source is Source.DRAFT else 0)
+        if source is Source.DRAFT:
+            self.ledger.count(source, "kept", written)
+        tokens, seconds = self.ledger.settle()
         return Step(
             number=self.number,
             text=text,

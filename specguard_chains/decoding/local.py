@@ -86,6 +86,7 @@ class LocalSession:
         self._branches: list[_Branch] = []
         self._tree: TokenTree | None = None  # whose paths the branches are
         self._grown = 0  # nodes of it that have been computed
+        self._level: FloatArray | None = None  # logits of those that were computed last
         self._cached = self._reused = sequence.keep_prefix(self._tokens)
         self._logits: FloatArray | None = None  # for the token after the sequence
         if sequence.prompt_logits is not None:
@@ -197,11 +198,11 @@ class LocalSession:
         if self._branches:
             branch = max(self._branches, key=lambda b: common_prefix(b.tokens, tokens))
             kept = common_prefix(branch.tokens[: branch.computed], tokens)
-            self._branches, self._tree = [], None
             self._cache.keep(branch.index, self._cached + kept)
             self._cached += kept
-            if kept == len(branch.tokens) == len(tokens):
-                self._logits = branch.logits
+            if kept == len(tokens):
+                self._logits = self._logits_after(branch, tokens)
+            self._branches, self._tree = [], None
         self._tokens += tokens
 
     def rollback(self, length: int) -> None:
@@ -292,6 +293,7 @@ class LocalSession:
         """
         nodes: list[Node] = tree.nodes[self._grown :]
         last = len(self._tokens) - 1
+        self._level = None
         rows = self._forward(
             [*pending, *(node.token for node in nodes)],
             [*range(self._cached, len(self._tokens)), *(last + node.depth for node in nodes)],
@@ -304,7 +306,17 @@ class LocalSession:
             for leaf in node.branches:
                 self._branches[leaf].tokens.append(node.token)
                 self._branches[leaf].computed += 1
+        self._level = rows.logits[len(pending) :]
         return rows.logits[max(len(pending) - 1, 0) :]
+
+    def _logits_after(self, branch: _Branch, tokens: Sequence[int]) -> FloatArray | None:
+        """Return the logits after tokens of a branch, if they are still there."""
+        if self._tree is None:
+            return branch.logits if len(branch.tokens) == len(tokens) else None
+        node = self._tree.find(tokens)
+        if node is None or self._level is None or node < self._grown - len(self._level):
+            return None
+        return self._level[node - self._grown].copy()
 
     def _draw(
         self, draft: _Draft, row: FloatArray, sampling: Sampling, rng: np.random.Generator

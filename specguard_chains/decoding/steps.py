@@ -75,6 +75,8 @@ class StepTokens:
     """Prompt tokens that the draft did not have to read: cached by an earlier request."""
     target_reused: int = 0
     """Prompt tokens that the target did not have to read: cached by an earlier request."""
+    target_passes: int = 0
+    """Passes of the target over drafted tokens (speculative decoding)."""
 
 
 @dataclass(frozen=True, slots=True)

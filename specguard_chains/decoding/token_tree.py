@@ -60,3 +60,13 @@ class TokenTree:
             tokens.append(self.nodes[node].token)
             node = self.nodes[node].parent
         return tokens[::-1]
+
+    def find(self, path: Sequence[int]) -> int | None:
+        """Return the node that a path from the sequence's end leads to, None if there is none."""
+        node = 0
+        for token in path:
+            below = (c for c in self.nodes[node].children if self.nodes[c].token == token)
+            if (child := next(below, None)) is None:
+                return None
+            node = child
+        return node

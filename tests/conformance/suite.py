@@ -13,15 +13,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import count
-from typing import ClassVar
+from math import prod
+from typing import ClassVar, cast
 
 import numpy as np
 import pytest
 
+from specguard_chains.decoding.arrays import FloatArray, IntArray
 from specguard_chains.decoding.boundaries import Boundary, Ending
-from specguard_chains.decoding.engine import Candidate, Engine, Prompt, Reading, Session
+from specguard_chains.decoding.engine import (
+    Candidate,
+    Engine,
+    LogitSession,
+    Prompt,
+    Reading,
+    Session,
+)
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.sampling import Sampling
+from specguard_chains.decoding.token_tree import TokenTree
 from specguard_chains.errors import (
     AttentionUnavailableError,
     ConfigurationError,
@@ -110,6 +120,14 @@ class EngineConformance:
     @pytest.fixture
     def several(self, k: int) -> int:
         return k if k > 1 else pytest.skip("the engine samples one candidate at a time")
+
+    @pytest.fixture(params=[(1, 1, 1), (2, 2), (3, 1)], ids=str)
+    def widths(self, engine: Engine, request: pytest.FixtureRequest) -> tuple[int, ...]:
+        """Shapes of token trees that the engine has room for."""
+        widths: tuple[int, ...] = request.param
+        if prod(widths) > engine.capabilities.max_candidates:
+            pytest.skip("the engine has no room for such a tree")
+        return widths
 
     # --- means
 
@@ -359,6 +377,67 @@ class EngineConformance:
         own.accept(step)
         other.accept(translated)
         self.assert_same_sequence(own, other)
+
+    # --- token trees
+
+    def test_the_logits_of_a_tree_are_those_of_its_paths(
+        self, start: Callable[..., Session], widths: tuple[int, ...]
+    ) -> None:
+        """Grown level by level, as a draft does, or whole, as a target reads it."""
+        drafting, reading, plain = (start_logits(start) for _ in range(3))
+        tree, whole = TokenTree(widths), TokenTree(widths)
+        level, rows = [0], [drafting.logits(tree).copy()]
+        for width in widths:
+            children = [
+                (int(token), node)
+                for node, row in zip(level, rows[-1], strict=True)
+                for token in np.argsort(-row, kind="stable")[:width]
+            ]
+            level = [tree.add(*child) for child in children]
+            rows.append(drafting.logits(tree).copy())
+        for node in tree.nodes[1:]:
+            whole.add(node.token, node.parent)
+        grown, read = np.concatenate(rows), reading.logits(whole).copy()
+        length = plain.length
+        assert drafting.length == reading.length == length
+        for node in range(len(tree.nodes)):
+            plain.rollback(length)
+            plain.extend(tree.path(node))
+            expected = log_softmax(plain.logits(TokenTree((1,)))[0])
+            for ours in (grown[node], read[node]):
+                np.testing.assert_allclose(
+                    log_softmax(ours)[likely(expected)],
+                    expected[likely(expected)],
+                    rtol=0,
+                    atol=self.logprob_tolerance,
+                )
+
+    def test_a_path_of_a_tree_can_be_accepted(
+        self, start: Callable[..., Session], widths: tuple[int, ...]
+    ) -> None:
+        session, plain = start_logits(start), start_logits(start)
+        for turn in range(4):
+            tree, level = TokenTree(widths), [0]
+            row = session.logits(tree)[0]
+            tokens = iter(np.argsort(-row, kind="stable")[: 2 ** (len(widths) + 1)].tolist())
+            for width in widths:
+                level = [tree.add(next(tokens), node) for node in level for _ in range(width)]
+            session.logits(tree)
+            node = (5 * turn + 3) % len(tree.nodes)
+            path = [*tree.path(node), *([next(tokens)] if turn % 2 else [])]
+            for each in (session, plain):
+                length = each.length
+                each.extend(path)
+                assert each.length == length + len(path)
+            if turn < 2:  # else what is pending is read together with the next tree
+                self.assert_same_sequence(session, plain)
+        self.assert_same_sequence(session, plain)
+
+    def test_a_tree_that_does_not_fit_is_refused(self, start: Callable[..., Session]) -> None:
+        session = start_logits(start)
+        with pytest.raises(ContextOverflowError):
+            session.logits(TokenTree((1,) * (session.room + 1)))
+        self.assert_same_sequence(session, start())
 
     # --- rolling back
 
@@ -704,6 +783,25 @@ def greedy(session: Session, tokens: int) -> Candidate:
     """The one step that a session would write greedily."""
     (candidate,) = session.sample(1, limit(tokens), GREEDY, seed=SEED)
     return candidate
+
+
+def start_logits(start: Callable[..., Session]) -> LogitSession:
+    """A session that shows its logits."""
+    session = start()
+    if not hasattr(session, "logits"):
+        pytest.skip("the engine does not show its logits")
+    return cast("LogitSession", session)
+
+
+def log_softmax(logits: FloatArray) -> FloatArray:
+    shifted = logits - logits.max()
+    result: FloatArray = shifted - np.log(np.exp(shifted).sum())
+    return result
+
+
+def likely(logprobs: FloatArray) -> IntArray:
+    """The tokens that can matter: rounding moves the unlikely ones most."""
+    return np.argsort(-logprobs)[:10]
 
 
 def text_step(text: str) -> Candidate:

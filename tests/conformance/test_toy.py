@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from specguard_chains.decoding.engine import Engine, Prompt
+from specguard_chains.decoding.engine import Capabilities, Engine, Prompt, Session
+from specguard_chains.decoding.speculative import Speculation, SpeculativeSession
 from tests.conformance.suite import EngineConformance
 from tests.toy_engine import ANSWER, END, FloatArray, ToyEngine, one_hot, random_policy
 
@@ -43,3 +45,36 @@ class TestToy(EngineConformance):
 class TestToyWithoutAttention(TestToy):
     def make_engine(self) -> Engine:
         return ToyEngine(policy, context_length=128, attention=False)
+
+
+class SpeculativeEngine(ToyEngine):
+    """Its sessions are sped up by a draft that is wrong half of the time."""
+
+    def __init__(self) -> None:
+        super().__init__(policy, context_length=128, attention=False)
+        self.capabilities = Capabilities(in_process=True, max_candidates=4)
+        self.draft = ToyEngine(self._guess, context_length=128)
+
+    def _guess(self, tokens: tuple[int, ...]) -> FloatArray:
+        return policy(tokens) * (1 if crc32(repr(tokens).encode()) % 2 else -1)
+
+    def open(self, prompt: Prompt, **settings: Any) -> Session:
+        target = super().open(prompt, **settings)
+        return SpeculativeSession(self.draft.open(prompt), target, Speculation((2, 1, 1)))
+
+    def close(self) -> None:
+        super().close()
+        self.draft.close()
+
+
+class TestSpeculativeToy(TestToy):
+    """A session that a draft speeds up is a session like any other."""
+
+    # Its target reads tokens that it then rejects, and how a sampled step begins depends on its
+    # length, as the last tokens are drafted in shorter blocks.
+    test_tokens_are_counted = None
+    test_an_accepted_own_step_is_not_computed_again = None
+    test_a_part_of_a_candidate_can_be_accepted = None
+
+    def make_engine(self) -> Engine:
+        return SpeculativeEngine()

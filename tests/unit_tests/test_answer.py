@@ -284,7 +284,9 @@ def test_costs_are_booked_to_who_did_the_work() -> None:
         target.counters.read += 23
     with ledger.charge(Source.DRAFT, draft):
         draft.counters.written += 1
-    tokens, seconds = ledger.settle(kept=3)
+    ledger.count(Source.DRAFT, "kept", 3)
+    ledger.count(Source.TARGET, "passes", 2)
+    tokens, seconds = ledger.settle()
     assert tokens == StepTokens(
         drafted=6,
         kept=3,
@@ -293,9 +295,10 @@ def test_costs_are_booked_to_who_did_the_work() -> None:
         target_read=36,
         draft_reused=11,
         target_reused=17,
+        target_passes=2,
     )
     assert min(seconds.draft, seconds.verify, seconds.target) > 0
-    assert ledger.settle(kept=0) == (StepTokens(), StepSeconds())
+    assert ledger.settle() == (StepTokens(), StepSeconds())
 
 
 def test_seconds_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +313,7 @@ def test_seconds_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None
     ):
         with ledger.charge(source, session, verify=verify):
             pass
-    _, seconds = ledger.settle(kept=0)
+    _, seconds = ledger.settle()
     assert seconds == StepSeconds(draft=4.5, verify=1.0, target=2.0)
 
 
@@ -319,7 +322,7 @@ def test_work_that_fails_is_booked_too() -> None:
     with pytest.raises(ZeroDivisionError), ledger.charge(Source.DRAFT, draft):
         draft.counters.written += 2
         raise ZeroDivisionError
-    assert ledger.settle(kept=0)[0].drafted == 2
+    assert ledger.settle()[0].drafted == 2
 
 
 def test_the_prompt_is_booked_with_the_first_step() -> None:
