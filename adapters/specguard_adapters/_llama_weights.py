@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
 import threading
 import weakref
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp
-import numpy as np
 
+from specguard_chains.decoding.vocabulary import fingerprint
 from specguard_chains.errors import EngineError, ModelIntegrityError
 
 VERSION: str = llama_cpp.__version__
@@ -197,15 +196,15 @@ class Weights:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the vocabulary's type and all tokens' texts and attributes."""
-        text, attributes = llama_cpp.llama_vocab_get_text, llama_cpp.llama_vocab_get_attr
-        kind = llama_cpp.llama_vocab_type(self.vocab)
-        digest = hashlib.sha256(f"{kind} {self.n_vocab}\n".encode())
-        tokens = range(self.n_vocab)
-        digest.update(b"\0".join(text(self.vocab, token) or b"" for token in tokens))
-        kinds = [attributes(self.vocab, token) for token in tokens]
-        digest.update(np.array(kinds, dtype="<i4").tobytes())
-        return digest.hexdigest()
+        """What `vocabulary.fingerprint` says of all tokens."""
+        return fingerprint(map(self._meaning, range(self.n_vocab)))
+
+    def _meaning(self, token: int) -> tuple[bytes, bool]:
+        """Return a token's bytes and False, or a control token's spelling and True."""
+        attribute = llama_cpp.llama_vocab_get_attr(self.vocab, token)
+        if attribute & (llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN):
+            return self.token_text(token).encode(), True
+        return self._token_bytes(token), False
 
     @cached_property
     def control_texts(self) -> list[str]:

@@ -111,8 +111,21 @@ class Rollout:
             attention: Probabilities, shape (heads, rows, columns); masked columns are 0.
             slots: The rows' own slots, shape (rows,).
         """
-        rows = average_heads(attention, self.spec)
+        self.absorb_averaged(layer, average_heads(attention, self.spec), slots)
+
+    def absorb_averaged(self, layer: int, rows: FloatArray, slots: IntArray) -> None:
+        """Take in attention rows whose heads were cleaned and averaged before.
+
+        Args:
+            layer: 0 for the lowest of the last L layers.
+            rows: What `average_heads` returns, shape (rows, columns).
+            slots: The rows' own slots, shape (rows,).
+        """
         self._mass[layer + 1, slots] = rows @ self._mass[layer, : rows.shape[1]]
+
+    def move(self, sources: IntArray, targets: IntArray) -> None:
+        """Let tokens lie in other slots from now on, as a cache does that closes its holes."""
+        self._mass[:, targets] = self._mass[:, sources]
 
     def grounding(self, slots: IntArray) -> FloatArray:
         """Return G of tokens whose rows were absorbed in all layers; shape (len(slots),)."""

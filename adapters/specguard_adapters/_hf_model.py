@@ -1,0 +1,138 @@
+"""A causal model of transformers as a function: tokens and cells in, logits out."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from specguard_adapters._hf_attention import NAME, ForwardPass, going_on
+from specguard_adapters._hf_cells import Cells
+from specguard_chains.decoding.arrays import FloatArray
+from specguard_chains.errors import EngineError, SpecGuardError
+
+_engines: weakref.WeakKeyDictionary[PreTrainedModel, tuple[int, str]]
+_engines = weakref.WeakKeyDictionary()  # a model -> how many use it, its own implementation
+_counting = threading.Lock()
+
+
+class Model:
+    """A loaded model. Its attention is `_hf_attention`'s from `adopt` until all of it close."""
+
+    def __init__(self, model: PreTrainedModel, name: str, n_threads: int | None) -> None:
+        """Use a model; `n_threads` is for its passes only, None for what torch is set to."""
+        self.name = name
+        self._model: PreTrainedModel | None = model
+        self._n_threads = n_threads
+        config = model.config.get_text_config(decoder=True)
+        self.n_layer: int = config.num_hidden_layers
+        self.n_vocab: int = config.vocab_size
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._keeps_logits = "logits_to_keep" in parameters
+        self._adopted = False
+
+    def adopt(self) -> None:
+        """Take over the model's attention; other uses of the model do not notice."""
+        model = self._opened()
+        with _counting:
+            count, own = _engines.get(model, (0, model.config._attn_implementation))
+            _engines[model] = count + 1, own
+            self._adopted = True
+            model.set_attn_implementation(NAME)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number format that it computes in."""
+        dtype: torch.dtype = self._opened().dtype
+        return dtype
+
+    def forward(
+        self, tokens: Sequence[int], cells: Cells, coming: ForwardPass, *, all_logits: bool
+    ) -> FloatArray:
+        """Compute a pass; return logits of shape (n, vocabulary), or (1, vocabulary) of the last.
+
+        Raises:
+            EngineError: The memory does not suffice, or the model fails.
+        """
+        cells.coming = len(tokens)
+        with torch.inference_mode(), going_on(coming):
+            logits = self._run(
+                tokens,
+                all_logits=all_logits,
+                position_ids=torch.as_tensor(coming.positions)[None],
+                use_cache=True,
+                **{self._cache_name: cells},
+            )
+        return logits
+
+    def reference(self, tokens: Sequence[int]) -> FloatArray:
+        """Return the logits of tokens that nothing was before, as the model itself computes them."""
+        with torch.inference_mode():
+            return self._run(tokens, all_logits=True, use_cache=False)
+
+    def close(self) -> None:
+        """Let the model go."""
+        model, self._model = self._model, None
+        if model is None or not self._adopted:
+            return
+        with _counting:
+            count, own = _engines[model]
+            _engines[model] = count - 1, own
+            if count == 1:
+                del _engines[model]
+                model.set_attn_implementation(own)
+
+    def _opened(self) -> PreTrainedModel:
+        if self._model is None:
+            raise EngineError(f"the engine {self.name} is closed; load the model again")
+        return self._model
+
+    def _run(self, tokens: Sequence[int], *, all_logits: bool, **arguments: Any) -> FloatArray:
+        model = self._opened()
+        device = model.get_input_embeddings().weight.device
+        if self._keeps_logits:
+            arguments["logits_to_keep"] = 0 if all_logits else 1
+        if "position_ids" in arguments:
+            arguments["position_ids"] = arguments["position_ids"].to(device)
+        try:
+            with _threads(self._n_threads):
+                ids = torch.as_tensor(tokens, dtype=torch.long, device=device)[None]
+                logits = model(input_ids=ids, **arguments).logits[0]
+                logits = logits if all_logits else logits[-1:]
+                array: FloatArray = logits.float().cpu().numpy()
+                return array
+        except SpecGuardError:
+            raise
+        except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError) or "can't allocate" in str(error):
+                raise EngineError(
+                    f"the memory does not suffice for {self.name} on {device}; lower n_ctx, "
+                    "n_batch or max_candidates, or load it with a smaller dtype or a "
+                    f"quantization_config. torch says: {_first_line(error)}"
+                ) from error
+            raise EngineError(f"{self.name} failed: {_first_line(error)}") from error
+
+
+@contextmanager
+def _threads(n: int | None) -> Iterator[None]:
+    """Let torch compute with n threads, and as before afterwards."""
+    before = torch.get_num_threads()
+    if n is None or n == before:
+        yield
+        return
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,242 @@
+"""Causal models of transformers, from the hub, a folder, a GGUF file, or already loaded.
+
+>>> from specguard_chains.adapters import HuggingFaceEngine
+>>> engine = HuggingFaceEngine("Qwen/Qwen2.5-0.5B-Instruct", attention=True)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+
+from specguard_adapters._hf_cache import HuggingFaceCache
+from specguard_adapters._hf_checks import check
+from specguard_adapters._hf_loading import load
+from specguard_adapters._hf_model import Model
+from specguard_adapters._hf_tokenizer import HuggingFaceTokenizer
+from specguard_chains.decoding import compute_thread
+from specguard_chains.decoding.arrays import FloatArray
+from specguard_chains.decoding.engine import Capabilities, Prompt
+from specguard_chains.decoding.local_engine import LocalEngine
+from specguard_chains.errors import ConfigurationError, EngineError
+from specguard_chains.templates import ChatTemplate, Shield
+
+
+class HuggingFaceEngine(LocalEngine):
+    """An `Engine` over a causal model of transformers."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | PreTrainedModel,
+        tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase | None = None,
+        *,
+        n_ctx: int = 4096,
+        max_candidates: int = 1,
+        candidate_tokens: int = 256,
+        attention: bool = False,
+        attention_layers: int = 3,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        device_map: str | dict[str, Any] | None = None,
+        quantization_config: Any = None,
+        trust_remote_code: bool = False,
+        revision: str | None = None,
+        local_files_only: bool = False,
+        logits_processor: LogitsProcessorList | None = None,
+        n_threads: int | None = None,
+        n_batch: int = 512,
+    ) -> None:
+        """Load a model.
+
+        Args:
+            model: A name on the hub, a folder, a GGUF file, or a model that is already loaded.
+                What was fetched from the hub before is taken from its cache.
+            tokenizer: The same for the tokenizer; None takes the model's own.
+            n_ctx: Most tokens of a sequence, prompt included.
+            max_candidates: Most candidates that are sampled side by side.
+            candidate_tokens: Tokens of a candidate that there is room for.
+            attention: Give attention, which grounding needs.
+            attention_layers: Most last layers whose attention can be read.
+            device: Such as "cpu" or "cuda:1"; None takes a GPU if there is one.
+            dtype: Number format, such as "bfloat16"; None takes the one that the file has.
+            device_map: Spreads the model over devices; see transformers.
+            quantization_config: Such as a BitsAndBytesConfig; see transformers.
+            trust_remote_code: Run code that comes with the model.
+            revision: Branch, tag or commit on the hub.
+            local_files_only: Never ask the hub.
+            logits_processor: Changes the logits that are drawn from, not the log-probs that are
+                reported. The engine then gives no logits, which lossless decoding needs.
+            n_threads: Threads on a CPU; None leaves that to torch.
+            n_batch: Most tokens computed at once.
+
+        Raises:
+            ModelNotFoundError: The model is neither here nor obtainable.
+            ModelIntegrityError: Its files are damaged.
+            EngineError: transformers cannot load it.
+            ConfigurationError: A value does not suit the model, or the model is of a kind that
+                cannot be used.
+            AttentionUnavailableError: The model does not show its attention.
+        """
+        super().__init__()
+        _check_at_least_one(
+            n_ctx=n_ctx,
+            max_candidates=max_candidates,
+            candidate_tokens=candidate_tokens,
+            attention_layers=attention_layers,
+            n_threads=n_threads,
+            n_batch=n_batch,
+        )
+        options = {
+            "dtype": dtype,
+            "device_map": device_map,
+            "quantization_config": quantization_config,
+            "trust_remote_code": trust_remote_code or None,
+            "revision": revision,
+        }
+        loaded = load(model, tokenizer, device, options, local_files_only=local_files_only)
+        self.name = loaded.name
+        self.context_length = n_ctx
+        self.capabilities = Capabilities(
+            in_process=True,
+            logits=logits_processor is None,
+            attention=attention,
+            max_candidates=max_candidates,
+            max_candidate_tokens=candidate_tokens,
+        )
+        self._model = Model(loaded.model, loaded.name, n_threads)
+        self._tokenizer = HuggingFaceTokenizer(loaded.tokenizer, self._model.n_vocab, loaded.name)
+        self._ends = self._tokenizer.ends(_end_tokens(loaded.model))
+        self._end_token = self._tokenizer.end_of_turn(self._ends)
+        self._cells = n_ctx + (max_candidates - 1) * candidate_tokens
+        self._attention_layers = attention_layers
+        self._n_batch = n_batch
+        if logits_processor is not None:
+            self.process_logits = _processed_by(logits_processor)
+        layers = attention_layers if attention else 0
+        _check_sizes(loaded.model, self._model, n_ctx=n_ctx, attention_layers=layers)
+        compute_thread.run(lambda: check(self._model, layers))
+        self._templates: dict[str | None, ChatTemplate] = {}
+
+    @property
+    def vocabulary(self) -> str:
+        """See `Engine.vocabulary`."""
+        return self._opened_tokenizer().fingerprint
+
+    @property
+    def end_token(self) -> int:
+        """See `Tokenizer.end_token`."""
+        return self._end_token
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """See `Engine.encode`. Special tokens are read in raw text and in the model's template.
+
+        In messages they stay text: nobody can end a turn by writing `<|im_end|>` in one.
+        """
+        tokenizer = self._opened_tokenizer()
+        if prompt.text is not None:
+            tokens = tokenizer.tokenize(prompt.text, special=True)
+        else:
+            tokens = self._encode_messages(prompt) if prompt.messages else []
+        prefix = tokenizer.prefix
+        if tokens and tokens[: len(prefix)] != prefix:
+            tokens = [*prefix, *tokens]
+        return tokens
+
+    def encode_text(self, text: str) -> list[int]:
+        """See `Tokenizer.encode_text`."""
+        return self._tokenizer.tokenize_on(text, special=False)
+
+    def token_bytes(self, token: int) -> bytes:
+        """See `Tokenizer.token_bytes`."""
+        return self._tokenizer.token_bytes(token)
+
+    def is_end(self, token: int) -> bool:
+        """See `Tokenizer.is_end`."""
+        self._tokenizer.check(token)
+        return token in self._ends
+
+    def new_cache(self) -> HuggingFaceCache:
+        """See `LocalEngine.new_cache`."""
+        return HuggingFaceCache(
+            self._model,
+            cells=self._cells,
+            max_candidates=self.capabilities.max_candidates,
+            attention_layers=self._attention_layers,
+            n_batch=self._n_batch,
+        )
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        super().close()
+        self._model.close()
+
+    def _opened_tokenizer(self) -> HuggingFaceTokenizer:
+        if self._closed:
+            raise EngineError(f"the engine {self.name} is closed; load the model again")
+        return self._tokenizer
+
+    def _encode_messages(self, prompt: Prompt) -> list[int]:
+        template = self._template("tool_use" if prompt.tools else None)
+        shield = Shield(self._tokenizer.control_texts)
+        text = template.render(shield.hide(prompt.messages), prompt.tools)
+        tokens: list[int] = []
+        for piece in shield.pieces(text):
+            tokenize = self._tokenizer.tokenize_on if tokens else self._tokenizer.tokenize
+            tokens += tokenize(piece.text, special=not piece.literal)
+        return tokens
+
+    def _template(self, name: str | None) -> ChatTemplate:
+        """Return the model's template of that name, its usual one if there is none."""
+        if name not in self._templates:
+            tokenizer = self._tokenizer
+            source = tokenizer.chat_template(name) or tokenizer.chat_template(None)
+            if source is None:
+                raise ConfigurationError(
+                    f"{self.name} has no chat template; give the prompt as text, or take an "
+                    "instruction-tuned model"
+                )
+            self._templates[name] = ChatTemplate(source, tokenizer.bos_text, tokenizer.eos_text)
+        return self._templates[name]
+
+
+def _check_at_least_one(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{name} must be at least 1, not {value}")
+
+
+def _check_sizes(model: PreTrainedModel, ours: Model, *, n_ctx: int, attention_layers: int) -> None:
+    config = model.config.get_text_config(decoder=True)
+    trained = getattr(config, "max_position_embeddings", None)
+    if trained is not None and n_ctx > trained:
+        raise ConfigurationError(
+            f"n_ctx={n_ctx} is longer than the {trained} tokens that {ours.name} was trained for; "
+            "lower n_ctx"
+        )
+    if attention_layers > ours.n_layer:
+        raise ConfigurationError(
+            f"attention_layers={attention_layers} is more than the {ours.n_layer} layers of "
+            f"{ours.name}"
+        )
+
+
+def _end_tokens(model: PreTrainedModel) -> list[int]:
+    """Return the end tokens that the model's generation settings name."""
+    settings = getattr(model, "generation_config", None) or model.config
+    ends = getattr(settings, "eos_token_id", None)
+    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+
+
+def _processed_by(processor: LogitsProcessorList) -> Any:
+    """Return a function (all tokens so far, logits) -> logits that applies transformers' own."""
+
+    def process(tokens: Sequence[int], logits: FloatArray) -> FloatArray:
+        ids = torch.as_tensor(tokens, dtype=torch.long)[None]
+        processed: FloatArray = processor(ids, torch.from_numpy(logits)[None])[0].float().numpy()
+        return processed
+
+    return process
