@@ -29,6 +29,23 @@ class EngineError(SpecGuardError):
     """An engine failed while it worked."""
 
 
+class ServerError(EngineError):
+    """A model server cannot be reached, refuses a request, or answers what makes no sense."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        """The HTTP status of the refusal, if it is one."""
+
+
+class ServerAuthenticationError(ServerError):
+    """A model server does not accept the API key."""
+
+
+class ServerTimeoutError(ServerError, TimeoutError):
+    """A model server took longer for one request than it may."""
+
+
 class DecodingCancelled(SpecGuardError):
     """The caller stopped the decoding."""
 

@@ -1,0 +1,282 @@
+"""Models on a server that speaks OpenAI's completion API, such as vLLM.
+
+>>> from specguard_chains.adapters import OpenAIEngine
+>>> engine = OpenAIEngine.from_url("openai://127.0.0.1:8000/my-model")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from specguard_adapters._openai_codec import Codec, IdCodec, PieceCodec
+from specguard_adapters._openai_completions import Completions
+from specguard_adapters._openai_errors import Translator
+from specguard_adapters._openai_features import ServerFeatures, find_features
+from specguard_adapters._openai_http import Client
+from specguard_adapters._openai_session import OpenAISession, Server
+from specguard_chains.decoding.engine import Capabilities, Prompt
+from specguard_chains.decoding.fair_lock import FairLock
+from specguard_chains.decoding.grounding import GroundingSpec
+from specguard_chains.errors import (
+    AttentionUnavailableError,
+    ConfigurationError,
+    ContextOverflowError,
+    DecodingCancelled,
+    EngineError,
+)
+from specguard_chains.templates import ChatTemplate
+
+SCHEMES = {"openai": "http", "openais": "https"}
+
+
+class OpenAIEngine:
+    """An `Engine` over a model on a server, by `/v1/completions`.
+
+    With vLLM, sequences consist of the model's own token ids. Other servers get text, and tokenize
+    it anew with every request; special tokens in a step's text are then read as such.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str,
+        api_key: str | SecretStr | None = None,
+        context_length: int | None = None,
+        chat_template: str | None = None,
+        max_candidates: int = 16,
+        timeout_s: float = 120.0,
+        max_retries: int = 2,
+        verify: bool | str | os.PathLike[str] | ssl.SSLContext = True,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Ask the server what it can do; nothing is loaded here.
+
+        Args:
+            model: The model's name on the server.
+            base_url: Where its API is, such as "http://127.0.0.1:8000/v1".
+            api_key: The server's key; None takes $OPENAI_API_KEY, if it is set.
+            context_length: Most tokens of a sequence, for servers that do not tell or when fewer
+                will do.
+            chat_template: Jinja source, in place of the server's template.
+            max_candidates: Most candidates that are sampled side by side.
+            timeout_s: Longest time of one request, its repetitions included.
+            max_retries: How often a request is repeated that failed in passing.
+            verify: Check the server's certificate: by the authorities that certifi knows, or the
+                file of another one, or a TLS context. False takes any certificate.
+            headers: Sent with every request.
+
+        Raises:
+            ConfigurationError: A value does not suit the server.
+            ServerError: The server cannot be reached, or refuses the requests.
+        """
+        _check_url(base_url)
+        _check_numbers(max_candidates, timeout_s, max_retries, context_length)
+        key = _key(api_key)
+        sent = dict(headers or {})
+        if key is not None:
+            sent["Authorization"] = f"Bearer {key.get_secret_value()}"
+        secrets = [*(headers or {}).values(), *([key.get_secret_value()] if key else [])]
+        base_url = base_url.rstrip("/")
+        template = ChatTemplate(chat_template) if chat_template is not None else None
+        self.name = model
+        self.base_url = base_url
+        self._queue = FairLock()
+        self._closed = False
+        translator = Translator(base_url, model, secrets)
+        self._client = Client(
+            base_url,
+            translator=translator,
+            headers=sent,
+            timeout_s=timeout_s,
+            max_retries=max_retries,
+            verify=_tls(verify),
+        )
+        try:
+            self.features = find_features(self._client, model, translator)
+            self._server = Server(
+                name=model,
+                vocabulary=f"{base_url} {model}",
+                context_length=_context_length(context_length, self.features, base_url),
+                max_candidates=max_candidates,
+                completions=Completions(self._client, model, self.features, translator),
+                codec=self._codec(template),
+                check=self._check,
+            )
+        except BaseException:
+            self.close()
+            raise
+        self.capabilities = Capabilities(
+            in_process=False,
+            logprobs=self.features.logprobs,
+            scoring=self.features.scoring is not None,
+            attention=False,
+            max_candidates=max_candidates,
+        )
+
+    @classmethod
+    def from_url(cls, url: str, **settings: Any) -> OpenAIEngine:
+        """Return the engine of `openai://host:port/model`, or with `openais` by https.
+
+        The path is the model's name, slashes included; the API is at `/v1` of the host.
+        """
+        scheme, _, rest = url.partition("://")
+        host, _, model = rest.partition("/")
+        if scheme not in SCHEMES or not host or not model:
+            raise ConfigurationError(
+                f"{_shown(url)} is not the URL of a model on a server; write "
+                "openai://host:port/model, or openais:// for https"
+            )
+        if "@" in host or "?" in rest or "#" in rest:
+            raise ConfigurationError(
+                f"{_shown(url)} has more than a host and a model; give keys as api_key or "
+                "$OPENAI_API_KEY, and settings as arguments"
+            )
+        return cls(model, base_url=f"{SCHEMES[scheme]}://{host}/v1", **settings)
+
+    def __repr__(self) -> str:
+        return f"OpenAIEngine({self.name!r}, base_url={self.base_url!r})"
+
+    @property
+    def vocabulary(self) -> str:
+        """See `Engine.vocabulary`. Of the same model elsewhere nobody knows that it is the same."""
+        return self._server.vocabulary
+
+    @property
+    def context_length(self) -> int:
+        """See `Engine.context_length`."""
+        return self._server.context_length
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """See `Engine.encode`."""
+        return self._server.codec.encode(prompt)
+
+    def text(self, tokens: list[int]) -> str:
+        """Return what tokens mean."""
+        return self._server.codec.text(tokens)
+
+    def open(
+        self,
+        prompt: Prompt,
+        *,
+        grounding: GroundingSpec | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> OpenAISession:
+        """See `Engine.open`."""
+        self._check(cancelled)
+        if grounding is not None:
+            raise AttentionUnavailableError(
+                f"{self.name} runs on a server, which gives no attention, and grounding needs it; "
+                "draft with a local engine, or set confidence_weight=1"
+            )
+        empty = not prompt.messages if prompt.text is None else not prompt.text
+        tokens = [] if empty else self._server.codec.encode(prompt, cancelled)
+        if not tokens:
+            raise ConfigurationError("the prompt is empty; give at least one message with text")
+        if len(tokens) >= self.context_length:
+            raise ContextOverflowError(
+                f"the prompt has {len(tokens)} tokens and leaves no room in the context of "
+                f"{self.context_length}; have the server use a longer one, or shorten the prompt"
+            )
+        return OpenAISession(self._server, tokens, cancelled)
+
+    @contextmanager
+    def exclusive(self, cancelled: Callable[[], bool] | None = None) -> Iterator[None]:
+        """See `Engine.exclusive`."""
+        self._queue.acquire(cancelled)
+        try:
+            yield
+        finally:
+            self._queue.release()
+
+    def close(self) -> None:
+        """See `Engine.close`. Requests that are under way are aborted."""
+        self._closed = True
+        self._client.close()
+
+    def _check(self, cancelled: Callable[[], bool] | None) -> None:
+        if self._closed:
+            raise EngineError(f"the engine {self.name} is closed; make another one")
+        if cancelled is not None and cancelled():
+            raise DecodingCancelled("the request was cancelled")
+
+    def _codec(self, template: ChatTemplate | None) -> Codec:
+        if self.features.token_ids:
+            return IdCodec(self._client, self.name, template)
+        return PieceCodec(self._client, self.name, template, self.features.dialect, self.base_url)
+
+
+def _key(api_key: str | SecretStr | None) -> SecretStr | None:
+    if api_key is None:
+        api_key = os.environ.get("OPENAI_API_KEY") or None
+    return SecretStr(api_key) if isinstance(api_key, str) else api_key
+
+
+def _check_url(base_url: str) -> None:
+    try:
+        parts = urlsplit(base_url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        raise ConfigurationError(f"base_url {_shown(base_url)} is not a URL") from None
+    if not valid:
+        raise ConfigurationError(
+            f"base_url {_shown(base_url)} is not the address of an API; write for example "
+            "http://127.0.0.1:8000/v1"
+        )
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ConfigurationError(
+            f"base_url {_shown(base_url)} has more than an address; give keys as api_key or "
+            "$OPENAI_API_KEY"
+        )
+
+
+def _shown(url: str) -> str:
+    """Return a URL without what may be secret in it."""
+    scheme, found, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    path = path.partition("?")[0]
+    return repr(f"{scheme}{found}{host.rpartition('@')[2].partition('?')[0]}{slash}{path}")
+
+
+def _check_numbers(
+    max_candidates: int, timeout_s: float, max_retries: int, context_length: int | None
+) -> None:
+    if max_candidates < 1:
+        raise ConfigurationError(f"max_candidates must be at least 1, not {max_candidates}")
+    if not timeout_s > 0:
+        raise ConfigurationError(f"timeout_s must be more than 0 seconds, not {timeout_s}")
+    if max_retries < 0:
+        raise ConfigurationError(f"max_retries must be at least 0, not {max_retries}")
+    if context_length is not None and context_length < 2:
+        raise ConfigurationError(f"context_length must be at least 2, not {context_length}")
+
+
+def _context_length(asked: int | None, features: ServerFeatures, base_url: str) -> int:
+    """Return the usable length: one token less than the server's, as reading writes one."""
+    has = features.max_length
+    if asked is None and has is None:
+        raise ConfigurationError(
+            f"the server at {base_url} does not tell how long its context is; give context_length"
+        )
+    if asked is not None and has is not None and asked > has:
+        raise ConfigurationError(
+            f"context_length={asked} is longer than the {has} tokens of the server at {base_url}; "
+            "lower it"
+        )
+    return (asked or has or 0) - 1
+
+
+def _tls(verify: bool | str | os.PathLike[str] | ssl.SSLContext) -> bool | ssl.SSLContext:
+    if isinstance(verify, bool | ssl.SSLContext):
+        return verify
+    if not Path(verify).is_file():
+        raise ConfigurationError(f"verify={os.fspath(verify)!r} is not a file of certificates")
+    return ssl.create_default_context(cafile=os.fspath(verify))
