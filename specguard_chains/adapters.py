@@ -14,18 +14,26 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specguard_adapters.huggingface import HuggingFaceEngine
     from specguard_adapters.llama_cpp import LlamaCppEngine
+    from specguard_adapters.openai import OpenAIEngine
     from specguard_adapters.sentence import SentenceEncoder
 
-__all__ = ["LlamaCppEngine", "SentenceEncoder"]
+__all__ = ["HuggingFaceEngine", "LlamaCppEngine", "OpenAIEngine", "SentenceEncoder"]
 
 GROUP = "specguard_chains.engines"
 
 _OWN = {
-    "LlamaCppEngine": ("specguard_adapters.llama_cpp", "llama_cpp", "llama-cpp"),
-    "SentenceEncoder": ("specguard_adapters.sentence", "sentence_transformers", "sentence"),
+    "LlamaCppEngine": ("specguard_adapters.llama_cpp", {"llama_cpp"}, "llama-cpp"),
+    "HuggingFaceEngine": (
+        "specguard_adapters.huggingface",
+        {"accelerate", "gguf", "torch", "transformers"},
+        "transformers",
+    ),
+    "OpenAIEngine": ("specguard_adapters.openai", {"anyio", "httpx", "tenacity"}, "openai"),
+    "SentenceEncoder": ("specguard_adapters.sentence", {"sentence_transformers"}, "sentence"),
 }
-"""Class -> (module, the package that it needs, the extra that installs this package)."""
+"""Class -> (module, the packages that it needs, the extra that installs them)."""
 
 
 def __getattr__(name: str) -> Any:
@@ -47,14 +55,14 @@ def __dir__() -> list[str]:
 
 
 def _load_own(name: str) -> Any:
-    module, package, extra = _OWN[name]
+    module, packages, extra = _OWN[name]
     try:
         return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
-        if error.name != package:
+        if error.name not in packages:
             raise
         raise ImportError(
-            f"{name} needs {package}, which is not installed: "
+            f"{name} needs {error.name}, which is not installed: "
             f"pip install 'specguard_chains[{extra}]'"
         ) from error
 

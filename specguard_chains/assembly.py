@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import threading
 from functools import cache
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
-from specguard_chains import calibrations
+from specguard_chains import calibrations, engines
 from specguard_chains.decoding.baselines import SoloDecoder
 from specguard_chains.decoding.boundaries import StepShape
 from specguard_chains.decoding.calibration import Calibration
@@ -16,16 +17,17 @@ from specguard_chains.decoding.decoder import Decoder
 from specguard_chains.decoding.engine import Engine
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.selection import Encoder, Selector
-from specguard_chains.decoding.specguard import SpecGuardDecoder
+from specguard_chains.decoding.specguard import SpecGuardDecoder, VerifyWith
+from specguard_chains.decoding.speculative import SpeculativeDecoder
 from specguard_chains.decoding.steps import Source
 from specguard_chains.decoding.verification import EnsembleVerifier
+from specguard_chains.engines import EngineSettings, kind_of
 from specguard_chains.errors import ConfigurationError
-from specguard_chains.models import Progress, find_pair, resolve
+from specguard_chains.models import ModelFile, Progress, find_pair
 from specguard_chains.models.cache import no_progress
 from specguard_chains.options import SpecGuardOptions
 
-_engines: dict[tuple[Any, ...], Engine] = {}
-_loading = threading.Lock()
+logger = logging.getLogger(__name__)
 
 generation = 0
 """Counts the calls of `unload`: decoders of an earlier generation have closed engines."""
@@ -34,7 +36,7 @@ generation = 0
 def assemble(options: SpecGuardOptions, *, progress: Progress = no_progress) -> Decoder:
     """Return the decoder that the options describe.
 
-    Engines are shared by everything in this process that asks for the same file and settings.
+    Engines are shared by everything in this process that asks for the same model and settings.
 
     Raises:
         SpecGuardError: A model cannot be found, fetched or loaded, or a calibration not be read.
@@ -43,21 +45,25 @@ def assemble(options: SpecGuardOptions, *, progress: Progress = no_progress) -> 
     if options.decoder in ("draft", "target"):
         source = Source(options.decoder)
         return SoloDecoder(_engine(options, source, progress), source, shape)
-    grounding = GroundingSpec.named(options.grounding, layers=options.grounding_layers)
     draft = _engine(options, Source.DRAFT, progress)
     target = _engine(options, Source.TARGET, progress)
-    verifier = EnsembleVerifier(
-        _calibration(options, draft, target, grounding),
-        confidence_weight=options.confidence_weight,
-        threshold=options.threshold,
-    )
+    if options.decoder == "speculative":
+        return SpeculativeDecoder(draft, target, options.speculation(), shape)
+    grounding = GroundingSpec.named(options.grounding, layers=options.grounding_layers)
+    reader = _reader(options)
+    calibration = _calibration(options, draft, target, reader, grounding)
     return SpecGuardDecoder(
         draft,
         target,
-        verifier,
+        EnsembleVerifier(
+            calibration,
+            confidence_weight=options.confidence_weight if reader else 1.0,
+            threshold=options.threshold,
+        ),
         num_candidates=_candidates(options),
         select=_selector(options),
         verify_with=options.verify_with,
+        grounding_from=reader,
         grounding=grounding,
         shape=shape,
         early_rejection=options.early_rejection,
@@ -67,10 +73,8 @@ def assemble(options: SpecGuardOptions, *, progress: Progress = no_progress) -> 
 def unload() -> None:
     """Free every model that this process has loaded; the next request loads anew."""
     global generation
-    with _loading:
-        generation += 1
-        while _engines:
-            _engines.popitem()[1].close()
+    generation += 1
+    engines.unload()
 
 
 def _candidates(options: SpecGuardOptions) -> int:
@@ -82,30 +86,38 @@ def _engine(options: SpecGuardOptions, source: Source, progress: Progress) -> En
     model = _model(options, source)
     if isinstance(model, Engine):
         return model
-    path = resolve(model, progress=progress)
     # A role's engine is the same for every decoder, and so then is its text: what a model writes
     # depends in the last digits on how its attention is computed. One model in both roles is one
     # engine.
-    twice = _model(options, Source.DRAFT) == _model(options, Source.TARGET)
-    settings: dict[str, Any] = {
-        "n_ctx": options.n_ctx,
-        "n_threads": options.n_threads,
-        "n_gpu_layers": options.n_gpu_layers,
-        "max_candidates": options.num_candidates,
-        "candidate_tokens": options.max_step_tokens,
-        "attention": _reads_attention(options, None if twice else source),
-        "attention_layers": options.grounding_layers,
-    }
-    key = (path, *settings.items())
-    with _loading:
-        if key not in _engines:
-            from specguard_chains.adapters import LlamaCppEngine
-
-            _engines[key] = LlamaCppEngine(path, **settings)
-        return _engines[key]
+    both = _model(options, Source.DRAFT) == _model(options, Source.TARGET)
+    reader = _reader(options)
+    settings = EngineSettings(
+        n_ctx=options.n_ctx if _says_length(options, model) else None,
+        n_threads=options.n_threads,
+        n_gpu_layers=options.n_gpu_layers,
+        max_candidates=max(options.num_candidates, _leaves(options)),
+        candidate_tokens=options.max_step_tokens,
+        attention=reader is not None and (both or reader == source),
+        attention_layers=options.grounding_layers,
+        api_key=options.api_key,
+        max_retries=options.max_retries,
+    )
+    return engines.load(model, settings, progress)
 
 
-def _model(options: SpecGuardOptions, source: Source) -> Any:
+def _says_length(options: SpecGuardOptions, model: Any) -> bool:
+    """Whether n_ctx is meant for a model; the default one is no reason to cut a server's short."""
+    return kind_of(model) != "openai" or "n_ctx" in options.model_fields_set
+
+
+def _leaves(options: SpecGuardOptions) -> int:
+    """Return how many branches the tree of a speculative decoder has."""
+    return prod(options.speculative_tree or ()) if options.decoder == "speculative" else 1
+
+
+def _model(
+    options: SpecGuardOptions, source: Source
+) -> str | os.PathLike[str] | ModelFile | Engine:
     """Return what the options name for a role: an engine, a file or a known model."""
     model = options.draft if source is Source.DRAFT else options.target
     if model is None:
@@ -114,13 +126,32 @@ def _model(options: SpecGuardOptions, source: Source) -> Any:
     if isinstance(model, str | os.PathLike | Engine):
         return model
     raise ConfigurationError(
-        f"{source} must be a GGUF file, a model name or an Engine, not {type(model).__name__}"
+        f"{source} must be a model's name, a file, a folder, an openai:// URL or an Engine, not "
+        f"{type(model).__name__}"
     )
 
 
-def _reads_attention(options: SpecGuardOptions, source: Source | None) -> bool:
-    """Whether the model in this role (None: in both) is asked for grounding."""
-    return options.confidence_weight < 1 and source in (None, Source(options.verify_with))
+def _reader(options: SpecGuardOptions) -> VerifyWith | None:
+    """Return whose attention grounding is read from, None if nobody's.
+
+    That is the model whose confidence is judged, if it can show its attention, else the other one.
+    """
+    if options.confidence_weight == 1:
+        return None
+    for role in sorted(get_args(VerifyWith), key=lambda role: role != options.verify_with):
+        if _shows_attention(_model(options, Source(role))):
+            return cast("VerifyWith", role)
+    logger.warning(
+        "neither the draft nor the target shows its attention: steps are judged by confidence "
+        "alone; set confidence_weight=1, or load one of them with attention=True"
+    )
+    return None
+
+
+def _shows_attention(model: str | os.PathLike[str] | ModelFile | Engine) -> bool:
+    if isinstance(model, Engine):
+        return model.capabilities.attention
+    return kind_of(model) != "openai"
 
 
 def _selector(options: SpecGuardOptions) -> Selector:
@@ -142,8 +173,13 @@ def _sentence_encoder(model: str) -> Encoder:
 
 
 def _calibration(
-    options: SpecGuardOptions, draft: Engine, target: Engine, grounding: GroundingSpec
+    options: SpecGuardOptions,
+    draft: Engine,
+    target: Engine,
+    reader: VerifyWith | None,
+    grounding: GroundingSpec,
 ) -> Calibration:
     if options.calibration is not None:
         return Calibration.load(Path(options.calibration))
-    return calibrations.find(draft.name, target.name, options.verify_with, grounding)
+    signals = calibrations.signals(options.verify_with, reader)
+    return calibrations.find(draft.name, target.name, signals, grounding)

@@ -21,6 +21,7 @@ from specguard_chains import assembly, background
 from specguard_chains.assembly import assemble
 from specguard_chains.decoding.decoder import Decoder, Request
 from specguard_chains.decoding.engine import Engine, Prompt
+from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.decoding.steps import Step
 from specguard_chains.errors import ConfigurationError, DecodingCancelled, DecodingTimeoutError
 from specguard_chains.metrics import Metrics
@@ -183,6 +184,8 @@ class Call:
             "specguard": {
                 **Metrics.of(steps).to_dict(),
                 "calibrated": calibration and calibration.source == "calibrated",
+                "confidence_weight": getattr(verifier, "confidence_weight", None),
+                **signal_sources(self.decoder),
             },
         }
 
@@ -200,6 +203,17 @@ class Call:
                 f"the answer took longer than timeout={self.timeout_s:g} s, waiting for its turn "
                 "included; raise timeout or lower max_tokens"
             ) from error
+
+
+def signal_sources(decoder: Decoder) -> dict[str, str | None]:
+    """Return which model's signals decide on steps; None where a signal does not."""
+    if not isinstance(decoder, SpecGuardDecoder):
+        return {"confidence_from": None, "grounding_from": None}
+    grounded = decoder.verifier.needs_grounding
+    return {
+        "confidence_from": decoder.verify_with,
+        "grounding_from": (decoder.grounding_from or decoder.verify_with) if grounded else None,
+    }
 
 
 def counting_engine(decoder: Decoder) -> Engine:

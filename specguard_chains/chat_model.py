@@ -39,10 +39,6 @@ from specguard_chains.decoding.steps import Step
 from specguard_chains.messages import last_chunk, step_chunk, to_template
 from specguard_chains.options import SpecGuardOptions
 
-SERVER_PARAMETERS = frozenset({"api_key", "max_retries"})
-"""Standard parameters that say how to reach a server: accepted, as they ask nothing of a model
-that computes in this process."""
-
 
 class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
     r"""A chat model that drafts with a small model and rewrites only the steps that fail a check.
@@ -63,8 +59,15 @@ class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
             llm = ChatSpecGuard(draft="small.gguf", target="large.gguf", threshold=0.8, seed=1)
 
         All fields of `SpecGuardOptions` are parameters; ``model`` is another name for ``pair``.
-        An unknown parameter is an error. ``api_key`` and ``max_retries`` are accepted and change
-        nothing, as there is no server.
+        An unknown parameter is an error.
+
+    Other engines, in any mix:
+        .. code-block:: python
+
+            llm = ChatSpecGuard(draft="small.gguf", target="openai://127.0.0.1:8000/large-model")
+            llm = ChatSpecGuard(draft="HuggingFaceTB/SmolLM2-135M-Instruct", target="large.gguf")
+
+        An engine object takes all settings of its own, such as a device or a number format.
 
     Invoke:
         .. code-block:: python
@@ -133,8 +136,7 @@ class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
         known = {
             name for field, info in cls.model_fields.items() for name in (field, info.alias) if name
         }
-        given = {name: values[name] for name in values if name not in SERVER_PARAMETERS}
-        return checked_names(given, known)
+        return checked_names(values, known)
 
     @model_validator(mode="after")
     def _set_specguard_version(self) -> ChatSpecGuard:
@@ -156,11 +158,17 @@ class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
         return "specguard"
 
     @property
+    def lc_secrets(self) -> builtins.dict[str, str]:
+        """Where the parameters come from that are never shown."""
+        return {"api_key": "OPENAI_API_KEY"}
+
+    @property
     def _identifying_params(self) -> Mapping[str, Any]:
         """Everything that changes an answer: caches tell models apart by it."""
+        names = SpecGuardOptions.model_fields.keys() - {"api_key", "max_retries"}
         return {
             "model": self.model,
-            **{name: identity(getattr(self, name)) for name in SpecGuardOptions.model_fields},
+            **{name: identity(getattr(self, name)) for name in sorted(names)},
         }
 
     def _get_invocation_params(

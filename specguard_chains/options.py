@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from specguard_chains.decoding.grounding import GroundingForm
 from specguard_chains.decoding.sampling import Sampling
+from specguard_chains.decoding.speculative import Children, Speculation
 
-DecoderName = Literal["specguard", "specguard-greedy", "target", "draft"]
+DecoderName = Literal["specguard", "specguard-greedy", "speculative", "target", "draft"]
 
 
 class SpecGuardOptions(BaseModel):
@@ -22,12 +23,14 @@ class SpecGuardOptions(BaseModel):
     pair: str = "qwen2.5-coder-0.5b-1.5b"
     """A named pair of models; see `specguard models`."""
     draft: Any = None
-    """The small model: a GGUF file, a model name or an `Engine`; overrides the pair's."""
+    """The small model: a GGUF file, a known name, a folder or hub name (transformers), a server's
+    openai://host:port/model, or an `Engine`; overrides the pair's."""
     target: Any = None
-    """The large model: a GGUF file, a model name or an `Engine`; overrides the pair's."""
+    """The large model, named in the same ways; overrides the pair's."""
 
     decoder: DecoderName = "specguard"
-    """specguard, specguard-greedy (temperature 0, one candidate), or one model alone."""
+    """specguard, specguard-greedy (temperature 0, one candidate), speculative (token by token, the
+    target's own text), or one model alone."""
     num_candidates: int = Field(default=4, ge=1, le=64)
     """Candidate steps that are drafted at a time (the paper's k, there 16)."""
     encoder: Any = None
@@ -52,6 +55,17 @@ class SpecGuardOptions(BaseModel):
     early_rejection: bool = True
     """Stop drafting a step that can no longer be accepted; the text is the same without."""
 
+    num_speculative_tokens: int = Field(default=4, ge=1, le=16)
+    """Most tokens that the speculative decoder drafts at a time."""
+    speculative_tree: list[Annotated[int, Field(ge=1, le=64)]] | None = Field(
+        default=None, min_length=1, max_length=16
+    )
+    """Children of every drafted token, by depth, such as 3, 2, 1: a tree in place of a chain."""
+    speculative_children: Children = "independent"
+    """How the children in a tree are drawn; at temperature 0 they are the likeliest tokens."""
+    adaptive_speculation: bool = True
+    """Draft fewer tokens after a rejection, and none after one that the draft finds unlikely."""
+
     temperature: float = Field(default=0.7, ge=0)
     """0 is greedy decoding."""
     top_p: float = Field(default=0.8, gt=0, le=1)
@@ -73,6 +87,10 @@ class SpecGuardOptions(BaseModel):
     """Threads that compute; None takes the machine's cores."""
     n_gpu_layers: int = Field(default=0, ge=-1)
     """Layers that are computed on a GPU, where llama-cpp-python was built for one; -1 for all."""
+    api_key: SecretStr | None = None
+    """Key of an OpenAI-compatible server; by default the environment's OPENAI_API_KEY."""
+    max_retries: int = Field(default=2, ge=0)
+    """How often a request to a server is tried again."""
 
     def sampling(self) -> Sampling:
         """Return how tokens are drawn; the greedy decoder ignores the temperature."""
@@ -82,4 +100,12 @@ class SpecGuardOptions(BaseModel):
             top_p=self.top_p,
             top_k=self.top_k,
             min_p=self.min_p,
+        )
+
+    def speculation(self) -> Speculation:
+        """Return what the draft of a speculative decoder proposes at a time."""
+        return Speculation(
+            tuple(self.speculative_tree or [1] * self.num_speculative_tokens),
+            self.speculative_children,
+            adaptive=self.adaptive_speculation,
         )

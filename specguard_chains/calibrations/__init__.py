@@ -14,9 +14,17 @@ from specguard_chains.models import cache_folder
 logger = logging.getLogger(__name__)
 
 
-def file_name(draft: str, target: str, verify_with: str, grounding: GroundingSpec) -> str:
+def signals(verify_with: str, grounding_from: str | None) -> str:
+    """Return whose signals are judged: one model's, or one's confidence, another's grounding."""
+    return (
+        verify_with if grounding_from in (None, verify_with) else f"{verify_with}+{grounding_from}"
+    )
+
+
+def file_name(draft: str, target: str, signals: str, grounding: GroundingSpec) -> str:
     """Return the name of the file that holds the bounds of these signals of this pair."""
-    return f"{draft}--{target}--{verify_with}-{grounding.form}-{grounding.layers}.json"
+    name = f"{draft}--{target}--{signals}-{grounding.form}-{grounding.layers}.json"
+    return name.replace("/", "_")  # a server's models may be named like ones on the hub
 
 
 def own_folder() -> Path:
@@ -24,27 +32,27 @@ def own_folder() -> Path:
     return cache_folder().parent / "calibrations"
 
 
-def find(draft: str, target: str, verify_with: str, grounding: GroundingSpec) -> Calibration:
+def find(draft: str, target: str, signals: str, grounding: GroundingSpec) -> Calibration:
     """Return the bounds of a pair: the user's own, the package's, or the visible fallback."""
-    name = file_name(draft, target, verify_with, grounding)
+    name = file_name(draft, target, signals, grounding)
     if (own := own_folder() / name).is_file():
         return Calibration.load(own)
     shipped = resources.files(__name__) / name
     if shipped.is_file():
         with resources.as_file(shipped) as path:
             return Calibration.load(path)
-    _warn_once(draft, target, verify_with, grounding)
+    _warn_once(draft, target, signals, grounding)
     return FALLBACK
 
 
 @cache
-def _warn_once(draft: str, target: str, verify_with: str, grounding: GroundingSpec) -> None:
+def _warn_once(draft: str, target: str, signals: str, grounding: GroundingSpec) -> None:
     logger.warning(
         "no bounds for draft %s, target %s (%s signals, %s grounding, %d layers): scores use wide "
         "fallback bounds and say little; run `specguard calibrate` for this pair",
         draft,
         target,
-        verify_with,
+        signals,
         grounding.form,
         grounding.layers,
     )

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specguard_chains import background
-from specguard_chains.decoding.calibration import Bounds, Calibration
+from specguard_chains.calibrations import signals
+from specguard_chains.decoding.calibration import FALLBACK, Bounds, Calibration
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Candidate, Prompt, Reading
 from specguard_chains.decoding.sampling import Sampling
@@ -67,13 +68,14 @@ def fit(
     Raises:
         CalibrationError: There are too few steps to draw bounds from.
     """
-    verifier = AcceptAll()
+    verifier = AcceptAll(needs_grounding=decoder.grounding_from is not None)
     fitting = SpecGuardDecoder(
         decoder.draft,
         decoder.target,
         verifier,
         num_candidates=1,
         verify_with=decoder.verify_with,
+        grounding_from=decoder.grounding_from,
         grounding=decoder.grounding,
         shape=decoder.shape,
     )
@@ -88,10 +90,14 @@ def fit(
         raise CalibrationError("no steps to calibrate on; give at least one problem")
     return Calibration(
         confidence=Bounds.of([reading.confidence for reading in verifier.readings]),
-        grounding=Bounds.of([reading.min_grounding or 0.0 for reading in verifier.readings]),
+        grounding=(
+            Bounds.of([reading.min_grounding or 0.0 for reading in verifier.readings])
+            if verifier.needs_grounding
+            else FALLBACK.grounding
+        ),
         draft=decoder.draft.name,
         target=decoder.target.name,
-        verify_with=decoder.verify_with,
+        verify_with=signals(decoder.verify_with, decoder.grounding_from),
         grounding_form=decoder.grounding.form,
         grounding_layers=decoder.grounding.layers,
         problems=problems,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from specguard_chains.calibrations import file_name, own_folder
+from specguard_chains.calibrations import file_name, own_folder, signals
 from specguard_chains.calibrations.fitting import fit, read_questions
 from specguard_chains.cli.answering import load
 from specguard_chains.cli.failures import UsageError, reports_errors
@@ -75,7 +75,10 @@ def _load(options: SpecGuardOptions) -> SpecGuardDecoder:
 
 def _name(decoder: SpecGuardDecoder) -> str:
     return file_name(
-        decoder.draft.name, decoder.target.name, decoder.verify_with, decoder.grounding
+        decoder.draft.name,
+        decoder.target.name,
+        signals(decoder.verify_with, decoder.grounding_from),
+        decoder.grounding,
     )
 
 

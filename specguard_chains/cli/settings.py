@@ -18,8 +18,11 @@ from specguard_chains.cli.parameters import Command, option, present
 from specguard_chains.options import SpecGuardOptions
 
 WORDING = {
-    "draft": "The small model: a GGUF file or a model's name; overrides the pair's.",
-    "target": "The large model: a GGUF file or a model's name; overrides the pair's.",
+    "draft": "The small model: a GGUF file, a known name, a folder or hub name (transformers), "
+    "or a server's openai://host:port/model; overrides the pair's.",
+    "target": "The large model, named in the same ways; overrides the pair's.",
+    "speculative_tree": "Children of every drafted token at the next depth; given several times, "
+    "a tree in place of a chain.",
     "n_threads": "Threads that compute; by default the machine's cores.",
     "max_tokens": "Most tokens of an answer, within what the context has room for.",
     "stop": "The answer is cut before this string; can be given several times.",
@@ -27,6 +30,8 @@ WORDING = {
     "seed": "Equal seeds give equal answers; by default each request draws a new one.",
 }
 """Descriptions, where the field's own speaks of Python values."""
+SECRETS = {"api_key"}
+"""Come from the environment: others could read a command line."""
 
 
 def takes_options(*names: str, **defaults: Any) -> Callable[[Command], Command]:
@@ -36,7 +41,7 @@ def takes_options(*names: str, **defaults: Any) -> Callable[[Command], Command]:
         names: The settings that the command has; all if none is named.
         defaults: Values that are this command's own defaults.
     """
-    chosen = names or tuple(SpecGuardOptions.model_fields)
+    chosen = names or tuple(name for name in SpecGuardOptions.model_fields if name not in SECRETS)
 
     def decorate(command: Command) -> Command:
         @wraps(command)

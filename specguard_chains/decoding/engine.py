@@ -45,8 +45,9 @@ class Reading:
     logprobs: FloatArray
     """log p(token | everything before it), temperature 1; shape (T,)."""
     grounding: FloatArray | None = None
-    """Attention mass that reaches the context before these tokens (ABGV); shape (T,). The last
-    token of a candidate that was rejected early may lack it."""
+    """Attention mass that reaches the context before these tokens (ABGV); shape (T,), or one for
+    each token of another model that read them. The last token of a candidate that was rejected
+    early may lack it."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that no verdict can rest on."""

@@ -316,7 +316,8 @@ class LocalSession:
         node = self._tree.find(tokens)
         if node is None or self._level is None or node < self._grown - len(self._level):
             return None
-        return self._level[node - self._grown].copy()
+        row: FloatArray = self._level[node - self._grown]
+        return row.copy()
 
     def _draw(
         self, draft: _Draft, row: FloatArray, sampling: Sampling, rng: np.random.Generator

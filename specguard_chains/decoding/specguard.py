@@ -36,8 +36,10 @@ class SpecGuardDecoder:
     num_candidates: int = 4
     select: Selector = field(default_factory=Selector)
     verify_with: VerifyWith = "draft"
-    """Whose signals are judged: the draft's own, taken while it drafts, or the target's, which
+    """Whose confidence is judged: the draft's own, taken while it drafts, or the target's, which
     costs the target one pass over the chosen step."""
+    grounding_from: VerifyWith | None = None
+    """Whose attention grounding is read from; None takes the model whose confidence is judged."""
     grounding: GroundingSpec = field(default_factory=GroundingSpec)
     shape: StepShape = field(default_factory=StepShape)
     early_rejection: bool = True
@@ -49,6 +51,7 @@ class SpecGuardDecoder:
             raise ConfigurationError(f"num_candidates must be 1 or more, not {self.num_candidates}")
         for engine in self.engines:
             check_candidates(engine, self.num_candidates, self.shape)
+        _check_signals(self.draft, self.target, self.verify_with)
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -104,11 +107,16 @@ class SpecGuardDecoder:
         return self.select([candidate.text for candidate in candidates])
 
     def _read(self, chosen: Candidate, target: Session, answer: Answer) -> Reading:
-        """Return the signals to judge by: the draft's own, or the target's."""
-        if self.verify_with == "draft":
-            return chosen.reading
+        """Return the signals to judge by: the draft's own, the target's, or some of each."""
+        own = chosen.reading
+        if not self._target_reads or chosen.ending is Ending.REJECTED_EARLY:
+            return own
         with answer.ledger.charge(Source.TARGET, target, verify=True):
-            return target.read(chosen)
+            read = target.read(chosen)
+        confidence, grounding = (
+            own if source == "draft" else read for source in (self.verify_with, self._reader)
+        )
+        return Reading(confidence.logprobs, grounding.grounding)
 
     def _open(self, request: Request, stack: ExitStack) -> tuple[Session, Session]:
         """Open both sequences; a model that is draft and target at once has one."""
@@ -124,14 +132,38 @@ class SpecGuardDecoder:
             session = open_session(self.draft, reads=True)
             return session, session
         return (
-            open_session(self.draft, reads=self.verify_with == "draft"),
-            open_session(self.target, reads=self.verify_with == "target"),
+            open_session(self.draft, reads=self._reader == "draft"),
+            open_session(self.target, reads=self._reader == "target"),
         )
+
+    @property
+    def _reader(self) -> VerifyWith:
+        return self.grounding_from or self.verify_with
+
+    @property
+    def _target_reads(self) -> bool:
+        """Whether the target computes a drafted step before it is judged."""
+        read_for_grounding = self.verifier.needs_grounding and self._reader == "target"
+        return self.verify_with == "target" or read_for_grounding
 
     @property
     def _rejects_early(self) -> bool:
         """Early rejection needs the signals while the draft is still writing."""
         return self.early_rejection and self.verify_with == "draft"
+
+
+def _check_signals(draft: Engine, target: Engine, verify_with: VerifyWith) -> None:
+    """Refuse models that cannot give the confidence that is to be judged."""
+    if verify_with == "draft" and not draft.capabilities.logprobs:
+        raise ConfigurationError(
+            f"{draft.name} gives no log-probs, which confidence needs; set verify_with='target', "
+            "or take a server that gives them"
+        )
+    if verify_with == "target" and not target.capabilities.scoring:
+        raise ConfigurationError(
+            f"{target.name} cannot score text that it has not written; set verify_with='draft', "
+            "or take a server that gives the log-probs of prompts"
+        )
 
 
 def check_candidates(engine: Engine, n: int, shape: StepShape) -> None:

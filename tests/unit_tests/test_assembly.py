@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specguard_chains import ChatSpecGuard, adapters, assembly, calibrations
+from specguard_chains import ChatSpecGuard, adapters, calibrations, engines
 from specguard_chains.assembly import assemble, unload
 from specguard_chains.calibrations.fitting import fit, read_questions
 from specguard_chains.decoding.baselines import SoloDecoder
@@ -42,8 +42,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return ToyEngine(random_policy(1), name=Path(path).stem)
 
     monkeypatch.setitem(vars(adapters), "LlamaCppEngine", load)
-    monkeypatch.setattr(assembly, "resolve", lambda model, progress: Path(f"{model}"))
-    monkeypatch.setattr(assembly, "_engines", {})
+    monkeypatch.setattr(engines, "resolve", lambda model, progress: Path(f"{model}"))
+    monkeypatch.setattr(engines, "_engines", {})
     return settings
 
 
@@ -118,7 +118,7 @@ def test_a_model_goes_on_after_unloading(loaded: list[dict[str, Any]]) -> None:
 
 
 def test_what_is_no_model_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"draft must be a GGUF file.*not int"):
+    with pytest.raises(ConfigurationError, match=r"draft must be a model's name.*not int"):
         assemble(options(draft=3))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from langchain_core.caches import InMemoryCache
+from langchain_core.load import dumpd
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
 from langchain_core.runnables import ConfigurableField
 from langchain_core.tools import tool
@@ -100,8 +101,14 @@ def test_a_wrong_type_of_model_is_named() -> None:
         ChatSpecGuard(draft=1, target=2).invoke("hi")
 
 
-def test_parameters_of_servers_are_accepted() -> None:
-    ChatSpecGuard(api_key="key", max_retries=2)
+def test_the_key_of_a_server_is_never_shown() -> None:
+    model = ChatSpecGuard(api_key="sesame", max_retries=5)
+    assert model.api_key is not None
+    assert model.api_key.get_secret_value() == "sesame"
+    params = model._identifying_params
+    assert not {"api_key", "max_retries"} & params.keys(), "they change no answer"
+    for shown in (repr(model), str(params), model.model_dump_json(), str(dumpd(model))):
+        assert "sesame" not in shown
 
 
 # Options of one call
@@ -362,6 +369,10 @@ def test_every_option_is_identifying() -> None:
         "step_delimiter": ".",
         "max_step_tokens": 9,
         "early_rejection": False,
+        "num_speculative_tokens": 2,
+        "speculative_tree": [2, 1],
+        "speculative_children": "likeliest",
+        "adaptive_speculation": False,
         "temperature": 0.1,
         "top_p": 0.1,
         "top_k": 9,
@@ -373,7 +384,9 @@ def test_every_option_is_identifying() -> None:
         "n_threads": 1,
         "n_gpu_layers": 1,
     }
-    assert SpecGuardOptions.model_fields.keys() <= ChatSpecGuard()._identifying_params.keys()
+    assert SpecGuardOptions.model_fields.keys() - {"api_key", "max_retries"} == changed.keys() | {
+        "encoder"
+    }
     keys = {ChatSpecGuard()._get_llm_string()}
     for name, value in changed.items():
         keys.add(ChatSpecGuard(**{name: value})._get_llm_string())

@@ -1,0 +1,127 @@
+"""Which engine runs a model that is named by a string, and the engines that are loaded.
+
+model.gguf, a known name        llama.cpp
+folder/, org/name, hf://...     transformers: a folder, a name on the hub, or either (or a GGUF
+                                file) with the scheme in front
+openai://host:port/model        an OpenAI-compatible server over http
+openais://host:port/model       the same over https
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import SecretStr
+
+from specguard_chains.decoding.engine import Engine
+from specguard_chains.models import ModelFile, Progress, resolve
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+Kind = Literal["llama.cpp", "transformers", "openai"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How a model is loaded; each engine takes what concerns it."""
+
+    n_ctx: int | None
+    """Context length; None lets the engine or the server decide."""
+    n_threads: int | None
+    n_gpu_layers: int
+    max_candidates: int
+    candidate_tokens: int
+    attention: bool
+    attention_layers: int
+    api_key: SecretStr | None
+    max_retries: int
+
+
+def kind_of(model: str | os.PathLike[str] | ModelFile) -> Kind:
+    """Return which engine runs a model."""
+    if isinstance(model, ModelFile):
+        return "llama.cpp"
+    name = os.fspath(model)
+    if name.startswith(("openai://", "openais://")):
+        return "openai"
+    if name.startswith("hf://") or Path(name).expanduser().is_dir():
+        return "transformers"
+    is_file = name.endswith(".gguf") or Path(name).expanduser().exists()
+    return "transformers" if HUB_NAME.fullmatch(name) and not is_file else "llama.cpp"
+
+
+def load(
+    model: str | os.PathLike[str] | ModelFile, settings: EngineSettings, progress: Progress
+) -> Engine:
+    """Return the engine of a model: the one that the process has with these settings, or a new one.
+
+    Raises:
+        SpecGuardError: The model cannot be found, fetched or loaded, or the server not be reached.
+    """
+    kind = kind_of(model)
+    name = resolve(model, progress=progress) if kind == "llama.cpp" else os.fspath(model)  # type: ignore[arg-type]
+    arguments = _arguments(kind, settings)
+    key = (kind, name, *arguments.items())
+    with _loading:
+        if key not in _engines:
+            _engines[key] = _LOADERS[kind](name, arguments)
+        return _engines[key]
+
+
+def unload() -> None:
+    """Free every model that this process has loaded."""
+    with _loading:
+        while _engines:
+            _engines.popitem()[1].close()
+
+
+def _arguments(kind: Kind, settings: EngineSettings) -> dict[str, Any]:
+    """Return the settings that an engine takes, by its own names."""
+    if kind == "openai":
+        return {
+            "context_length": settings.n_ctx,
+            "max_candidates": settings.max_candidates,
+            "api_key": settings.api_key,
+            "max_retries": settings.max_retries,
+        }
+    arguments = {
+        "n_ctx": settings.n_ctx or 4096,
+        "n_threads": settings.n_threads,
+        "max_candidates": settings.max_candidates,
+        "candidate_tokens": settings.candidate_tokens,
+        "attention": settings.attention,
+        "attention_layers": settings.attention_layers,
+    }
+    return arguments | ({"n_gpu_layers": settings.n_gpu_layers} if kind == "llama.cpp" else {})
+
+
+def _load_gguf(path: str | Path, arguments: dict[str, Any]) -> Engine:
+    from specguard_chains.adapters import LlamaCppEngine
+
+    return LlamaCppEngine(path, **arguments)
+
+
+def _load_transformers(name: str | Path, arguments: dict[str, Any]) -> Engine:
+    from specguard_chains.adapters import HuggingFaceEngine
+
+    return HuggingFaceEngine(str(name).removeprefix("hf://"), **arguments)
+
+
+def _connect(url: str | Path, arguments: dict[str, Any]) -> Engine:
+    from specguard_chains.adapters import OpenAIEngine
+
+    return OpenAIEngine.from_url(str(url), **arguments)
+
+
+_LOADERS: dict[Kind, Callable[[str | Path, dict[str, Any]], Engine]] = {
+    "llama.cpp": _load_gguf,
+    "transformers": _load_transformers,
+    "openai": _connect,
+}
+_engines: dict[tuple[Any, ...], Engine] = {}
+_loading = threading.Lock()
