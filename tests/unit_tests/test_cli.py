@@ -175,11 +175,7 @@ def test_no_options_are_the_defaults(desk: Desk) -> None:
         ("--threshold", "high", "give a number from 0 to 1"),
         ("--num-candidates", "0", "give a whole number from 1 to 64"),
         ("--num-candidates", "1.5", "give a whole number from 1 to 64"),
-        (
-            "--decoder",
-            "best",
-            "give one of specguard, specguard-greedy, speculative, target, draft",
-        ),
+        ("--decoder", "best", f"give one of {', '.join(get_args(DecoderName))}"),
         ("--top-p", "0", "give a number more than 0 and at most 1"),
         ("--max-tokens", "0", "give a whole number at least 1"),
         ("--step-delimiter", "", "give text that is not empty"),
