@@ -1,0 +1,118 @@
+"""Speculative decoding against the target alone: the same text, passes of the target, and time.
+
+    python benchmarks/speculative.py --data gsm8k.jsonl --limit 50 [--max-tokens 200] [--tree 2 1 1]
+
+At temperature 0 both must write the same text. In exact arithmetic they do; with quantised weights
+the target's logits depend in the last digits on how many tokens are computed at once, and a
+near-tie can fall the other way. Where two texts part, the benchmark prints the margin between the
+target's two likeliest tokens there. The decoders take turns on every problem, from cold caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+
+from specguard_chains import background
+from specguard_chains.assembly import assemble
+from specguard_chains.calibrations.fitting import reasoning_prompt
+from specguard_chains.decoding import compute_thread
+from specguard_chains.decoding.cache import common_prefix
+from specguard_chains.decoding.decoder import Decoder, Request
+from specguard_chains.decoding.sampling import Sampling
+from specguard_chains.decoding.steps import Step
+from specguard_chains.decoding.token_tree import TokenTree
+from specguard_chains.options import SpecGuardOptions
+
+
+def timed(decoder: Decoder, request: Request) -> tuple[list[Step], float]:
+    for engine in decoder.engines:
+        engine.clear()
+    start = time.perf_counter()
+    steps = list(background.run(decoder, request))
+    return steps, time.perf_counter() - start
+
+
+def margin(decoder: Decoder, request: Request, texts: tuple[str, str]) -> str:
+    """Say how close the target's two likeliest tokens are where two texts part."""
+    target = decoder.engines[-1]
+    one, other = (target.encode_text(text) for text in texts)
+    shared = common_prefix(one, other)
+
+    def rows() -> np.ndarray:
+        with target.exclusive():
+            session = target.open(request.prompt)
+            session.extend(one[:shared])
+            logits = session.logits(TokenTree((1,)))[0].copy()
+            session.close()
+            return logits
+
+    logits = compute_thread.run(rows)
+    best, second = np.sort(logits)[-1:-3:-1]
+    return f"texts part at token {shared}: top-2 margin {best - second:.4f} logits"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--limit", type=int, default=50)
+    parser.add_argument("--max-tokens", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=4, help="most drafted at a time")
+    parser.add_argument(
+        "--tree", type=int, nargs="+", help="children by depth, in place of a chain"
+    )
+    parser.add_argument("--fixed", action="store_true", help="always draft the most")
+    parser.add_argument("--pair", default=SpecGuardOptions().pair)
+    parser.add_argument("--draft")
+    parser.add_argument("--target")
+    arguments = parser.parse_args()
+
+    options = SpecGuardOptions(
+        pair=arguments.pair,
+        draft=arguments.draft,
+        target=arguments.target,
+        decoder="speculative",
+        num_speculative_tokens=arguments.tokens,
+        speculative_tree=arguments.tree,
+        adaptive_speculation=not arguments.fixed,
+        confidence_weight=1,
+        n_ctx=2048,
+    )
+    speculative = assemble(options)
+    # A tree's branches need room that the target alone does not, yet it must be the same engine.
+    alone = assemble(options.model_copy(update={"decoder": "target", "num_candidates": 4}))
+    equal, ratios, passes, tokens, kept, drafted = 0, [], 0, 0, 0, 0
+    problems = [json.loads(line) for line in arguments.data.open(encoding="utf-8")]
+    for problem in problems[: arguments.limit]:
+        request = Request(
+            reasoning_prompt(problem["question"]),
+            Sampling(temperature=0),
+            max_tokens=arguments.max_tokens,
+        )
+        steps, seconds = timed(speculative, request)
+        expected, seconds_alone = timed(alone, request)
+        texts = "".join(s.text for s in steps), "".join(s.text for s in expected)
+        equal += texts[0] == texts[1]
+        ratios.append(seconds / seconds_alone)
+        passes += sum(step.tokens.target_passes for step in steps)
+        tokens += sum(step.answer_tokens for step in steps)
+        kept += sum(step.tokens.kept for step in steps)
+        drafted += sum(step.tokens.drafted for step in steps)
+        remark = "" if texts[0] == texts[1] else margin(speculative, request, texts)
+        print(f"{problem['id']}: time ratio {ratios[-1]:.2f} {remark}", flush=True)
+    shape = arguments.tree or f"chain of {arguments.tokens}"
+    print(
+        f"\n{len(ratios)} problems, {shape}, {'fixed' if arguments.fixed else 'adaptive'}: "
+        f"{equal} texts equal; {tokens / passes:.2f} tokens a target pass, {kept / drafted:.1%} of "
+        f"{drafted} drafted tokens kept; time to the target's alone: median "
+        f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    )
+
+
+if __name__ == "__main__":
+    main()
