@@ -10,7 +10,7 @@ NO_NETWORK := --disable-socket --allow-unix-socket --allow-hosts=127.0.0.1,::1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test integration sentence lint format bench clean
+.PHONY: help demo test integration lint format bench clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,9 +23,6 @@ test: $(VENV)/.stamp-test  ## Run the unit tests: no weights, no network
 
 integration: $(VENV)/.stamp-integration  ## Run the tests on real models (fetched once)
 	$(BIN)/python -m pytest tests/integration_tests tests/conformance -m integration $(ARGS)
-
-sentence: $(VENV)/.stamp-sentence  ## Run the tests of sentence encoders (needs torch)
-	$(BIN)/python -m pytest tests/integration_tests/test_sentence.py -m integration $(ARGS)
 
 lint: $(VENV)/.stamp-lint  ## Check style, format and types
 	$(BIN)/ruff check .
@@ -46,8 +43,8 @@ clean:  ## Remove the environment and the caches of the tools (models stay)
 # One environment, one stamp per set of extras: a repeated call installs nothing.
 $(VENV)/.stamp-demo:        EXTRAS := llama-cpp,hub
 $(VENV)/.stamp-test:        EXTRAS := test
-$(VENV)/.stamp-integration: EXTRAS := test,llama-cpp,hub
-$(VENV)/.stamp-bench:       EXTRAS := bench,llama-cpp,hub
+$(VENV)/.stamp-integration: EXTRAS := test,test-server,hub,sentence,transformers
+$(VENV)/.stamp-bench:       EXTRAS := bench,llama-cpp,hub,transformers,openai
 $(VENV)/.stamp-lint:        EXTRAS := lint,test
 
 $(VENV)/.stamp-demo $(VENV)/.stamp-test $(VENV)/.stamp-integration $(VENV)/.stamp-bench \
@@ -57,9 +54,9 @@ $(VENV)/.stamp-demo $(VENV)/.stamp-test $(VENV)/.stamp-integration $(VENV)/.stam
 	@touch $@
 
 # The version that was tested: newer ones bring gigabytes of GPU libraries on some platforms.
-$(VENV)/.stamp-sentence: $(VENV)/.stamp-integration
+$(VENV)/.stamp-integration $(VENV)/.stamp-bench: $(VENV)/.stamp-torch
+$(VENV)/.stamp-torch: $(VENV)/.stamp-venv
 	$(BIN)/python -m pip install --quiet "torch==2.13.0"
-	$(BIN)/python -m pip install --quiet --editable ".[sentence]"
 	@touch $@
 
 $(VENV)/.stamp-venv:
