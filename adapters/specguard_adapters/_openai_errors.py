@@ -198,12 +198,12 @@ def _message(response: httpx.Response) -> str:
     try:
         body = response.json()
     except ValueError:
-        return response.text.strip() or response.reason_phrase
+        return str(response.text).strip() or str(response.reason_phrase)
     if isinstance(body, dict):
         for key in ("error", "message", "detail"):
             if body.get(key):
                 return _told(body[key])
-    return response.text
+    return str(response.text)
 
 
 def _told(value: Any) -> str:

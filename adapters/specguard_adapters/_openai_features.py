@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 from specguard_adapters._openai_errors import Translator
@@ -23,7 +24,7 @@ TOKENIZERS: Mapping[Dialect, tuple[str, str]] = {
 """Where a text is tokenized, and the name that it has in the request."""
 
 SAMPLE = "The capital of Italy is"
-WRITTEN = 4
+WRITTEN = 8
 """Tokens that the probes have the model write."""
 NEAR = 1.0
 """Log-probs of the same token that differ by less are the same number, rounded differently. What
@@ -157,7 +158,8 @@ class _Probes:
         if not prompt or not written:
             return False
         answer = _or_none(lambda: self._complete(prompt, return_token_ids=True))
-        return bool(_choice(answer).get("prompt_token_ids") == prompt)
+        read: object = _choice(answer).get("prompt_token_ids")
+        return read == prompt
 
     def _several(self) -> bool:
         def indices(events: Iterator[Mapping[str, Any]]) -> set[int]:
@@ -191,17 +193,15 @@ class _Probes:
             answer = _or_none(lambda: self._complete(prompt, prompt_logprobs=0, max_tokens=1))
             rows = (_choice(answer).get("prompt_logprobs") or [])[-len(ids) :]
             read = [_value(row, token) for row, token in zip(rows, ids, strict=False)]
-            if _near(read, written):
+            if _difference(read, written) < NEAR:
                 return "prompt_logprobs", False
         settings = {"echo": True, "logprobs": 1, "max_tokens": 1}
         answer = _or_none(lambda: self._complete(SAMPLE + choice["text"], **settings)) or {}
         read = (_choice(answer).get("logprobs") or {}).get("token_logprobs") or []
-        new = (answer.get("usage") or {}).get("completion_tokens")
-        if _near(read[-len(written) :], written):
-            return "echo", False
-        if new and _near(read[: len(read) - new][-len(written) :], written):
-            return "echo", True
-        return None, False
+        new = (answer.get("usage") or {}).get("completion_tokens") or 0
+        off = {has: _difference(read[: len(read) - has * new], written) for has in (False, True)}
+        has_answer = off[True] < off[False]
+        return ("echo", has_answer) if off[has_answer] < NEAR else (None, False)
 
     def _chat_template(self) -> bool:
         messages = [{"role": "user", "content": "Hello"}]
@@ -255,12 +255,8 @@ def _value(row: Any, token: int) -> float | None:
     return entry.get("logprob") if isinstance(entry, dict) else None
 
 
-def _near(read: Sequence[float | None], written: Sequence[float]) -> bool:
-    return (
-        bool(written)
-        and len(read) == len(written)
-        and all(
-            one is not None and abs(one - other) < NEAR
-            for one, other in zip(read, written, strict=True)
-        )
-    )
+def _difference(read: Sequence[float | None], written: Sequence[float]) -> float:
+    """Return by how much a prompt's last log-probs differ at most from what was written."""
+    pairs = list(zip(reversed(read), reversed(written), strict=False))
+    known = [abs(one - other) for one, other in pairs if one is not None]
+    return max(known) if known and len(known) == len(written) else inf

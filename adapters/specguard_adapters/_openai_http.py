@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import httpx
-from tenacity import RetryCallState, Retrying, stop_after_attempt, wait_exponential_jitter
+from tenacity import RetryCallState, Retrying, stop_after_attempt, wait_exponential, wait_random
 from tenacity.retry import retry_if_exception_type
 
 from specguard_adapters._openai_errors import Passing, Translator
@@ -260,9 +260,12 @@ class Client:
             raise DecodingCancelled("the request was cancelled")
 
 
+_backoff_s = wait_exponential(BACKOFF_S, LONGEST_BACKOFF_S) + wait_random(0, BACKOFF_S)
+
+
 def _wait_s(state: RetryCallState) -> float:
     """Wait exponentially longer, or as long as the server asks for."""
-    backoff = wait_exponential_jitter(BACKOFF_S, LONGEST_BACKOFF_S, jitter=BACKOFF_S)(state)
+    backoff: float = _backoff_s(state)
     error = state.outcome.exception() if state.outcome else None
     asked = error.retry_after_s if isinstance(error, Passing) else None
     return max(backoff, asked or 0.0)

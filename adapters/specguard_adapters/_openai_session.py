@@ -6,6 +6,7 @@ forgets nothing has computed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,10 @@ from specguard_chains.errors import ConfigurationError, ContextOverflowError, En
 
 _WHOLE = (Ending.BOUNDARY, Ending.STOP_STRING, Ending.END_OF_SEQUENCE)
 """Steps that end so end with a whole character."""
+
+
+PATIENCE_S = 1.0
+"""Translating a foreign step is too little work to be cancelled at, unless the server hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +189,9 @@ class OpenAISession:
         if candidate.vocabulary == self._server.vocabulary:
             return list(candidate.tokens)
         if self._translated is None or self._translated[0] != candidate.text:
-            tokens = self._server.codec.encode_text(candidate.text, self._tokens, self._cancelled)
+            tokens = self._server.codec.encode_text(
+                candidate.text, self._tokens, _after(PATIENCE_S, self._cancelled)
+            )
             self._translated = candidate.text, tokens
         return list(self._translated[1])
 
@@ -283,6 +290,12 @@ class _Writer:
     @property
     def _max_candidates(self) -> int:
         return self.session._server.max_candidates
+
+
+def _after(seconds: float, cancelled: Cancelled) -> Cancelled:
+    """Ask whether a request was cancelled only after some time."""
+    since = time.monotonic()
+    return cancelled and (lambda: time.monotonic() - since > seconds and cancelled())
 
 
 def _end_early(drafts: Sequence[Draft]) -> None:
