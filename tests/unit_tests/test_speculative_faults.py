@@ -238,13 +238,13 @@ def test_a_tree_that_has_not_grown_has_no_new_logits() -> None:
 )
 def test_a_prompt_that_goes_on_reuses_what_is_known_of_it(more: int) -> None:
     known = [*b"question", ANSWER]
-    prompt = list(known)
+    asked = list(known)
     draft, target = engine(1), engine(2)
     for each in (draft, target):
-        each.encode = lambda _: list(prompt)  # type: ignore[method-assign]
+        each.encode = lambda prompt: list(asked)  # type: ignore[method-assign]
     decoder = SpeculativeDecoder(draft, target)
     list(decoder.decode(request(0, max_tokens=20)))
-    prompt += b"!!!!!"[:more]
+    asked += b"!!!!!"[:more]
     steps = list(decoder.decode(request(0, max_tokens=20)))
     assert sum(step.tokens.draft_reused for step in steps) == len(known)
     assert sum(step.tokens.target_reused for step in steps) == len(known)
