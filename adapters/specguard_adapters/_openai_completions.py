@@ -78,11 +78,7 @@ class Completions:
         cancelled: Cancelled,
     ) -> T:
         """Return what `consume` makes of the events; see `Client.stream`."""
-        body = {**self._body(prompt, max_tokens), **self._settings(sampling), "seed": seed}
-        if self.features.logprobs:
-            body["logprobs"] = 1
-        if self.features.token_ids:
-            body["return_token_ids"] = True
+        body = self._drawing(prompt, max_tokens, sampling, seed)
         if n > 1:
             body["n"] = n
         if stop and self.features.stops:
@@ -92,6 +88,22 @@ class Completions:
             return consume(self._events(events))
 
         return self._client.stream("completions", body, consume_raw, cancelled=cancelled)
+
+    def write(
+        self,
+        prompt: Payload,
+        max_tokens: int,
+        sampling: Sampling,
+        seed: int,
+        *,
+        cancelled: Cancelled,
+    ) -> Event:
+        """Return one candidate, not streamed."""
+        body = self._drawing(prompt, max_tokens, sampling, seed)
+        answer = self._client.post("completions", body, cancelled=cancelled)
+        for event in self._events(iter([answer])):
+            return event
+        raise self._translator.lacking("choices")
 
     def score(self, prompt: Payload, tokens: Sequence[int], *, cancelled: Cancelled) -> FloatArray:
         """Return the log-probs of a prompt's last tokens."""
@@ -117,6 +129,16 @@ class Completions:
     def incomplete(self) -> Exception:
         """Return the error of a stream that ends before its answers."""
         return self._translator.incomplete("ends before its time")
+
+    def _drawing(
+        self, prompt: Payload, max_tokens: int, sampling: Sampling, seed: int
+    ) -> dict[str, Any]:
+        body = {**self._body(prompt, max_tokens), **self._settings(sampling), "seed": seed}
+        if self.features.logprobs:
+            body["logprobs"] = 1
+        if self.features.token_ids:
+            body["return_token_ids"] = True
+        return body
 
     def _body(self, prompt: Payload, max_tokens: int) -> dict[str, Any]:
         prompt = prompt if isinstance(prompt, str) else list(prompt)
@@ -171,14 +193,23 @@ class Completions:
 
 
 def split(text: str, texts: Sequence[str]) -> list[str]:
-    """Divide a text among its tokens, of which some may hold a part of a character only."""
-    if len(texts) == 1:
-        return [text]
-    pieces = []
-    for own in texts[:-1]:
-        pieces.append(own if text.startswith(own) else "")
-        text = text[len(pieces[-1]) :]
-    return [*pieces, text] if texts else []
+    """Divide a text among its tokens.
+
+    Some of them hold a part of a character only, whose own text is none: such a character goes to
+    the token that completes it.
+    """
+    pieces: list[str] = []
+    at = 0
+    for own in texts:
+        found = text.find(own, at) if own else -1
+        if found < 0:
+            pieces.append("")
+            continue
+        if pieces:
+            pieces[-1] += text[at:found]
+        pieces.append(own if pieces else text[at:found] + own)
+        at = found + len(own)
+    return [*pieces[:-1], pieces[-1] + text[at:]] if pieces else []
 
 
 def prompt_logprobs(answer: Mapping[str, Any], tokens: Sequence[int]) -> list[float | None]:

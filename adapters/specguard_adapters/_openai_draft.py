@@ -40,6 +40,11 @@ class Draft:
         """Whether it may end within a character."""
         return bool(self._pieces) and not self._pieces[-1]
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether tokens have no text of their own: they may be parts of characters."""
+        return not all(self._pieces)
+
     def denied(self, watch: Watch) -> bool:
         """Whether a watch says that it cannot be accepted any more."""
         return bool(self._logprobs) and not watch(min(self._logprobs), None)
@@ -63,6 +68,14 @@ class Draft:
         elif self.ending is None and event.finish is Finish.LIMIT:
             self.ending = Ending.STEP_LIMIT
         return len(self.tokens) - before
+
+    def replace(self, event: Event) -> None:
+        """Take another answer's tokens instead, up to where this one ended."""
+        ending = self.ending
+        self.cut(0)
+        self.take(event)
+        if ending is Ending.REJECTED_EARLY:
+            self.ending = ending
 
     def candidate(self, vocabulary: str) -> Candidate:
         """Return the finished candidate."""

@@ -158,8 +158,7 @@ class _Probes:
         if not prompt or not written:
             return False
         answer = _or_none(lambda: self._complete(prompt, return_token_ids=True))
-        read: object = _choice(answer).get("prompt_token_ids")
-        return read == prompt
+        return bool(_choice(answer).get("prompt_token_ids") == prompt)
 
     def _several(self) -> bool:
         def indices(events: Iterator[Mapping[str, Any]]) -> set[int]:
@@ -170,7 +169,7 @@ class _Probes:
             lambda: self._client.stream("completions", {**body, "n": 2, "seed": 1}, indices)
         )
         if streamed:
-            return streamed == {0, 1}
+            return bool(streamed == {0, 1})
         self._client.stream("completions", body, indices)  # must work, or says why not
         return False
 

@@ -233,6 +233,10 @@ class _Writer:
                 if draft.ending is None:
                     number = first + drafts.index(draft) + rounds * self._max_candidates
                     self._request([draft], drafts, number, watch)
+        if not self.session._server.completions.features.token_ids:
+            for number, draft in enumerate(drafts, first):
+                if draft.has_gaps:
+                    self._fill_gaps(draft, number)
 
     def write_each(self, drafts: Sequence[Draft], watch: Watch | None) -> None:
         """Write candidates one after the other, for servers that cannot otherwise.
@@ -286,6 +290,22 @@ class _Writer:
             consume,
             cancelled=session._cancelled,
         )
+
+    def _fill_gaps(self, draft: Draft, number: int) -> None:
+        """Have a candidate written again, unstreamed, where the stream has lost characters.
+
+        llama-cpp-python decodes each token of a stream by itself, and drops characters that are
+        spread over several; the text of a whole answer has them [run, llama-cpp-python 0.3.36].
+        """
+        server = self.session._server
+        event = server.completions.write(
+            server.codec.payload(self.session._tokens),
+            len(draft.tokens),
+            self.sampling,
+            self.seed + number,
+            cancelled=self.session._cancelled,
+        )
+        draft.replace(event)
 
     @property
     def _max_candidates(self) -> int:
