@@ -1,4 +1,4 @@
-"""KV memory of one sequence and its candidates in transformers, with the grounding of its tokens."""
+"""KV memory of one sequence and its candidates in transformers, with its tokens' grounding."""
 
 from __future__ import annotations
 

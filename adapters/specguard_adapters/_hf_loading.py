@@ -100,7 +100,7 @@ def _obstacle(config: Any) -> str | None:
     if config.is_encoder_decoder:
         return "has an encoder"
     classes = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    known = classes[type(config)] if type(config) in classes else None
+    known = classes.get(type(config), None)
     text = config.get_text_config(decoder=True)
     odd = set(getattr(text, "layer_types", None) or ()) - LAYER_TYPES
     if getattr(known, "_is_stateful", False) or odd:

@@ -73,7 +73,7 @@ class Model:
         return logits
 
     def reference(self, tokens: Sequence[int]) -> FloatArray:
-        """Return the logits of tokens that nothing was before, as the model itself computes them."""
+        """Return the logits of tokens that nothing was before, by the model itself."""
         with torch.inference_mode():
             return self._run(tokens, all_logits=True, use_cache=False)
 

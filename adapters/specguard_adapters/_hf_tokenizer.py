@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import weakref
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
@@ -19,7 +20,7 @@ class HuggingFaceTokenizer:
     """A copy of a fast tokenizer, so that nobody else's settings or threads get in its way."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, n_vocab: int, name: str) -> None:
-        """Copy a tokenizer.
+        """Copy a tokenizer; see `copy_of` for the shared way in.
 
         Args:
             tokenizer: The model's.
@@ -37,14 +38,18 @@ class HuggingFaceTokenizer:
             )
         self.name = name
         self.n_vocab = n_vocab
+        self.size = len(tokenizer)
+        """Tokens that the tokenizer knows."""
         self._lock = threading.Lock()  # it refuses a second thread
         self._backend = tokenizers.Tokenizer.from_str(backend.to_str())
         self._backend.no_truncation()
         self._backend.no_padding()
         self._spelling = _Spelling.of(self._backend, name)
         added = self._backend.get_added_tokens_decoder()
-        self._control = {t: a.content for t, a in added.items() if _is_control(a)}
-        self._added = {t: a.content for t, a in added.items() if t not in self._control}
+        self._control: dict[int, str] = {t: a.content for t, a in added.items() if _is_control(a)}
+        self._added: dict[int, str] = {
+            t: a.content for t, a in added.items() if t not in self._control
+        }
         self._templates = tokenizer.chat_template
         self.bos_text = str(tokenizer.bos_token or "")
         self.eos_text = str(tokenizer.eos_token or "")
@@ -153,6 +158,24 @@ class HuggingFaceTokenizer:
             raise EngineError(f"token {token} is not in the vocabulary of {self.n_vocab} tokens")
 
 
+_copies: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, HuggingFaceTokenizer]
+_copies = weakref.WeakKeyDictionary()
+_copying = threading.Lock()
+
+
+def copy_of(tokenizer: PreTrainedTokenizerBase, n_vocab: int, name: str) -> HuggingFaceTokenizer:
+    """Return a copy of a tokenizer, shared with whoever uses it with the same number of tokens.
+
+    Raises:
+        ConfigurationError: It is not a fast tokenizer, or of a kind that is not known here.
+    """
+    with _copying:
+        copy = _copies.get(tokenizer)
+        if copy is None or (copy.n_vocab, copy.size) != (n_vocab, len(tokenizer)):
+            copy = _copies[tokenizer] = HuggingFaceTokenizer(tokenizer, n_vocab, name)
+        return copy
+
+
 class _Spelling:
     """How a vocabulary spells bytes."""
 
@@ -171,7 +194,8 @@ class _Spelling:
         if not kinds <= {"ByteLevel"} and not spaced:
             raise ConfigurationError(
                 f"the tokenizer of {name} spells its tokens in an unknown way (its decoder is "
-                f"{state.get('type', 'missing')}); take a model with byte-level BPE or SentencePiece"
+                f"{state.get('type', 'missing')}); take a model with byte-level BPE or "
+                "SentencePiece"
             )
         return cls(byte_level="ByteLevel" in kinds, byte_fallback="ByteFallback" in kinds)
 

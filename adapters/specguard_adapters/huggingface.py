@@ -17,7 +17,7 @@ from specguard_adapters._hf_cache import HuggingFaceCache
 from specguard_adapters._hf_checks import check
 from specguard_adapters._hf_loading import load
 from specguard_adapters._hf_model import Model
-from specguard_adapters._hf_tokenizer import HuggingFaceTokenizer
+from specguard_adapters._hf_tokenizer import HuggingFaceTokenizer, copy_of
 from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.engine import Capabilities, Prompt
@@ -108,7 +108,7 @@ class HuggingFaceEngine(LocalEngine):
             max_candidate_tokens=candidate_tokens,
         )
         self._model = Model(loaded.model, loaded.name, n_threads)
-        self._tokenizer = HuggingFaceTokenizer(loaded.tokenizer, self._model.n_vocab, loaded.name)
+        self._tokenizer = copy_of(loaded.tokenizer, self._model.n_vocab, loaded.name)
         self._ends = self._tokenizer.ends(_end_tokens(loaded.model))
         self._end_token = self._tokenizer.end_of_turn(self._ends)
         self._cells = n_ctx + (max_candidates - 1) * candidate_tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,82 @@ def write_tiny(path: Path, *, window: int = 0, extra: dict[str, Any] | None = No
     metadata |= vocabulary() | (extra or {})
     path.write_bytes(gguf(metadata, tensors))
     return path
+
+
+def transformer(folder: Path, *, window: int = 0) -> tuple[Any, Any]:
+    """The same weights as `write_tiny` gives llama.cpp, for transformers: (model, tokenizer)."""
+    import transformers
+
+    settings: dict[str, Any] = {
+        "vocab_size": len(VOCABULARY),
+        "hidden_size": WIDTH,
+        "intermediate_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": None,
+        "tie_word_embeddings": False,
+    }
+    if window:
+        model = transformers.MistralForCausalLM(
+            transformers.MistralConfig(sliding_window=window, **settings)
+        )
+    else:
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
+    model.load_state_dict(transformers_weights(weights(token_gain=8)))
+    path = write_tiny(folder / "tokenizer.gguf")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), gguf_file=path.name)
+    return model.eval(), tokenizer
+
+
+@cache
+def gguf_transformer(name: str) -> tuple[Any, Any]:
+    """A known model's file as transformers reads it, in float32: (model, tokenizer)."""
+    from specguard_adapters import _hf_loading
+
+    loaded = _hf_loading.load(resolve(name), None, "cpu", {}, local_files_only=True)
+    return loaded.model, loaded.tokenizer
+
+
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""A tensor's name in GGUF files -> in transformers."""
+
+
+def transformers_weights(tensors: dict[str, npt.NDArray[np.float32]]) -> dict[str, Any]:
+    """Rename the tensors of a Llama; its heads' dimensions lie in pairs in GGUF files.
+
+    llama.cpp turns neighbours by one angle, transformers each of the first half with its partner
+    in the second.
+    """
+    import torch
+
+    renamed = {}
+    for name, tensor in tensors.items():
+        *block, part, _ = name.split(".")
+        heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(part)
+        if heads:
+            pairs = tensor.reshape(heads, -1, 2, tensor.shape[1])
+            tensor = pairs.swapaxes(1, 2).reshape(tensor.shape)
+        prefix = f"model.layers.{block[1]}." if block else ""
+        renamed[f"{prefix}{NAMES[part]}.weight"] = torch.from_numpy(tensor.copy())
+    return renamed
 
 
 def write_recurrent(path: Path) -> Path:
