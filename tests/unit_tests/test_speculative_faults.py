@@ -40,6 +40,10 @@ TWELVE = Boundary("\0", max_tokens=12)
 TREE = Speculation((2, 1, 1), "without-replacement", adaptive=False)
 
 
+def endless(seed: int) -> ToyEngine:
+    return ToyEngine(random_policy(seed, end=-40))
+
+
 def pair_session(speculation: Speculation = TREE, **settings: int) -> SpeculativeSession:
     draft, target = (engine(seed, **settings).open(PROMPT) for seed in (1, 2))
     return SpeculativeSession(draft, target, speculation)
@@ -121,7 +125,7 @@ def test_a_row_without_a_token_can_be_likely(rows: tuple[int, int]) -> None:
 
 def test_the_models_may_write_the_prompt_differently() -> None:
     """One vocabulary does not mean one chat template."""
-    draft, target = engine(1), engine(2)
+    draft, target = endless(1), endless(2)
     plain = draft.encode
     draft.encode = lambda prompt: [*b"Be brief. ", *plain(prompt)]  # type: ignore[method-assign]
     session = SpeculativeSession(draft.open(PROMPT), target.open(PROMPT), TREE)
@@ -186,7 +190,7 @@ def test_a_watch_that_raises_leaves_no_trace() -> None:
 
 @pytest.mark.xfail(strict=True, reason="the target keeps what the draft has no room for")
 def test_a_step_that_one_context_has_no_room_for_leaves_no_trace() -> None:
-    draft, target = engine(1), engine(2)
+    draft, target = endless(2), endless(2)
     draft.context_length = 5
     session = SpeculativeSession(
         draft.open(PROMPT), target.open(PROMPT), Speculation((1,), adaptive=False)
@@ -253,7 +257,7 @@ def test_a_prompt_that_goes_on_reuses_what_is_known_of_it(more: int) -> None:
 @pytest.mark.xfail(strict=True, reason="stopping early counts as a rejection")
 def test_stopping_at_an_unlikely_token_is_no_rejection() -> None:
     """A draft that is always right and never sure drafts one token at a time, not ever fewer."""
-    draft, target = engine(2), engine(2)
+    draft, target = endless(2), endless(2)
     speculation = Speculation((1, 1, 1, 1), min_confidence=1.0)
     session = SpeculativeSession(draft.open(PROMPT), target.open(PROMPT), speculation)
     for number in range(3):
