@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specguard_chains import assembly, call
+from specguard_chains import adapters, assembly, call
 from specguard_chains.decoding.decoder import Decoder
 from specguard_chains.options import SpecGuardOptions
 from tests.toy_engine import ToyEngine, scripted_policy
@@ -32,6 +32,7 @@ def test_the_code_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         return assembly.assemble(options.model_copy(update=engines))
 
     monkeypatch.setattr(call, "assemble", assemble_toys)
+    monkeypatch.setitem(vars(adapters), "HuggingFaceEngine", lambda *_, **__: draft)
     blocks = python_blocks()
     assert len(blocks) >= 3
     names: dict[str, Any] = {}
