@@ -110,10 +110,11 @@ class HuggingFaceTokenizer:
         """What `vocabulary.fingerprint` says of all tokens."""
         return fingerprint(map(self._meaning, range(self.n_vocab)))
 
-    def _meaning(self, token: int) -> tuple[bytes, bool]:
+    def _meaning(self, token: int) -> bytes:
+        """Return a token's bytes, or how a control token is spelled."""
         if token in self._control:
-            return self._control[token].encode(), True
-        return self._text_bytes(token), False
+            return self._control[token].encode()
+        return self._text_bytes(token)
 
     @property
     def control_texts(self) -> list[str]:

@@ -199,12 +199,12 @@ class Weights:
         """What `vocabulary.fingerprint` says of all tokens."""
         return fingerprint(map(self._meaning, range(self.n_vocab)))
 
-    def _meaning(self, token: int) -> tuple[bytes, bool]:
-        """Return a token's bytes and False, or a control token's spelling and True."""
+    def _meaning(self, token: int) -> bytes:
+        """Return a token's bytes, or how a control token is spelled."""
         attribute = llama_cpp.llama_vocab_get_attr(self.vocab, token)
         if attribute & (llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN):
-            return self.token_text(token).encode(), True
-        return self._token_bytes(token), False
+            return self.token_text(token).encode()
+        return self._token_bytes(token)
 
     @cached_property
     def control_texts(self) -> list[str]:

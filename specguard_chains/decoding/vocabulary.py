@@ -11,20 +11,21 @@ import hashlib
 from collections.abc import Iterable
 
 
-def fingerprint(tokens: Iterable[tuple[bytes, bool]]) -> str:
+def fingerprint(tokens: Iterable[bytes]) -> str:
     """Return the SHA-256 of a vocabulary as hexadecimal digits.
 
     Args:
         tokens: For each id in order what it stands for: the bytes of text that a token adds to an
-            answer, and False; or how a control token is spelled, and True. An id without a token
-            is (b"", False), or spelled `[PAD7]` if its number is 7, as in GGUF files.
+            answer, or how a control token is spelled. Which tokens are control tokens does not
+            count, as libraries and publishers do not agree on it. An id without a token is b"",
+            or spelled `[PAD7]` if its number is 7, as in GGUF files.
     """
     digest = hashlib.sha256()
     skipped = 0  # ids without meaning count only if another one follows them
-    for number, (meaning, control) in enumerate(tokens):
-        if not control and meaning in (b"", b"[PAD%d]" % number):
+    for number, meaning in enumerate(tokens):
+        if meaning in (b"", b"[PAD%d]" % number):
             skipped += 1
             continue
-        digest.update(b"%d.%d.%d." % (skipped, control, len(meaning)) + meaning)
+        digest.update(b"%d.%d." % (skipped, len(meaning)) + meaning)
         skipped = 0
     return digest.hexdigest()

@@ -47,7 +47,9 @@ VOCABULARY = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *PI
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 
 
-def write_tiny(path: Path, *, window: int = 0, extra: dict[str, Any] | None = None) -> Path:
+def write_tiny(
+    path: Path, *, window: int = 0, seed: int = 20, extra: dict[str, Any] | None = None
+) -> Path:
     architecture = "cohere2" if window else "llama"
     settings = {
         "context_length": 512,
@@ -59,7 +61,7 @@ def write_tiny(path: Path, *, window: int = 0, extra: dict[str, Any] | None = No
         "attention.layer_norm_rms_epsilon": 1e-5,
         "attention.layer_norm_epsilon": 1e-5,
     }
-    tensors = weights(token_gain=1 if window else 8)
+    tensors = weights(1 if window else 8, seed)
     if window:  # another architecture: it has no output matrix of its own, and one norm a layer
         settings |= {"attention.sliding_window": window, "logit_scale": 5.0}
         unused = [name for name in tensors if "ffn_norm" in name or name == "output.weight"]
@@ -72,7 +74,7 @@ def write_tiny(path: Path, *, window: int = 0, extra: dict[str, Any] | None = No
     return path
 
 
-def transformer(folder: Path, *, window: int = 0) -> tuple[Any, Any]:
+def transformer(folder: Path, *, window: int = 0, seed: int = 20) -> tuple[Any, Any]:
     """The same weights as `write_tiny` gives llama.cpp, for transformers: (model, tokenizer)."""
     import transformers
 
@@ -96,7 +98,7 @@ def transformer(folder: Path, *, window: int = 0) -> tuple[Any, Any]:
         )
     else:
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
-    model.load_state_dict(transformers_weights(weights(token_gain=8)))
+    model.load_state_dict(transformers_weights(weights(8, seed)))
     path = write_tiny(folder / "tokenizer.gguf")
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), gguf_file=path.name)
     return model.eval(), tokenizer
@@ -105,9 +107,13 @@ def transformer(folder: Path, *, window: int = 0) -> tuple[Any, Any]:
 @cache
 def gguf_transformer(name: str) -> tuple[Any, Any]:
     """A known model's file as transformers reads it, in float32: (model, tokenizer)."""
+    import gguf
+
     from specguard_adapters import _hf_loading
 
-    loaded = _hf_loading.load(resolve(name), None, "cpu", {}, local_files_only=True)
+    with pytest.MonkeyPatch.context() as patch:  # else the file is read three times, slowly
+        patch.setattr(gguf, "GGUFReader", cache(gguf.GGUFReader))
+        loaded = _hf_loading.load(resolve(name), None, "cpu", {}, local_files_only=True)
     return loaded.model, loaded.tokenizer
 
 
@@ -196,8 +202,8 @@ def vocabulary() -> dict[str, Any]:
     }
 
 
-def weights(token_gain: float) -> dict[str, npt.NDArray[np.float32]]:
-    rng = np.random.default_rng(20)
+def weights(token_gain: float, seed: int = 20) -> dict[str, npt.NDArray[np.float32]]:
+    rng = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> npt.NDArray[np.float32]:
         values = rng.standard_normal((rows, columns)) * gain / np.sqrt(columns)
