@@ -64,8 +64,11 @@ class Codec(Protocol):
 class IdCodec:
     """The server's own token ids, as vLLM gives and takes them."""
 
-    def __init__(self, client: Client, model: str, template: ChatTemplate | None) -> None:
-        """Tokenize by the server, and render messages by it unless a template is given."""
+    def __init__(
+        self, client: Client, model: str, template: ChatTemplate | None, *, renders: bool
+    ) -> None:
+        """Tokenize by the server, and have it render messages unless a template is given."""
+        self._renders = renders
         self._client = client
         self._model = model
         self._template = template
@@ -74,6 +77,8 @@ class IdCodec:
         """See `Codec.encode`. Special tokens are read in raw text and in the template only."""
         if prompt.text is not None:
             return self._tokenize(prompt.text, cancelled, bounds=True)[0] if prompt.text else []
+        if self._template is None and not self._renders:
+            raise _no_template(self._model)
         shield = Shield(self._specials(_strings([*prompt.messages, *prompt.tools]), cancelled))
         hidden = shield.hide(prompt.messages)
         if self._template is not None:
@@ -197,10 +202,7 @@ class PieceCodec:
         text = prompt.text
         if text is None:
             if self._template is None:
-                raise ConfigurationError(
-                    f"the server of {self._model} does not render chat messages; give "
-                    "chat_template, the Jinja source of the model's template"
-                )
+                raise _no_template(self._model)
             text = self._template.render(prompt.messages, prompt.tools)
         return self._filled(text, self._count(text, cancelled)) if text else []
 
@@ -268,6 +270,13 @@ class _Numbers:
 @cache
 def _numbers(base_url: str, model: str) -> _Numbers:
     return _Numbers()
+
+
+def _no_template(model: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the server of {model} does not render chat messages; give chat_template, the Jinja "
+        "source of the model's template"
+    )
 
 
 def _strings(value: Any) -> list[str]:

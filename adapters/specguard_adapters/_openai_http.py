@@ -244,7 +244,7 @@ class Client:
             if field != "data" or not value.strip():
                 continue
             if value.strip() == "[DONE]":
-                return
+                continue  # to the end of the body: only then the connection can be used again
             yield self._translator.event(value, response)
 
     def _pause(self, seconds: float, call: _Call) -> None:

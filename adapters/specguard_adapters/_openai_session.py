@@ -7,7 +7,9 @@ forgets nothing has computed.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +17,7 @@ import numpy as np
 from specguard_adapters._openai_codec import Codec
 from specguard_adapters._openai_completions import Completions, Event
 from specguard_adapters._openai_draft import Draft
+from specguard_adapters._openai_errors import Passing
 from specguard_adapters._openai_http import Cancelled
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.cache import common_prefix
@@ -276,6 +279,9 @@ class _Writer:
                     return
                 if event.finish is not None:
                     stopped.add(event.index)
+                if len(stopped) == len(drafts):
+                    _read_to_the_end(events)
+                    return
                 if all(d.ending or i in stopped for i, d in enumerate(drafts)):
                     return
             raise server.completions.incomplete()
@@ -316,6 +322,12 @@ def _after(seconds: float, cancelled: Cancelled) -> Cancelled:
     """Ask whether a request was cancelled only after some time."""
     since = time.monotonic()
     return cancelled and (lambda: time.monotonic() - since > seconds and cancelled())
+
+
+def _read_to_the_end(events: Iterator[Event]) -> None:
+    """Let the server finish its stream, so that its connection can be used again."""
+    with suppress(Passing):  # everything of interest is here
+        deque(events, maxlen=0)
 
 
 def _end_early(drafts: Sequence[Draft]) -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -98,7 +99,7 @@ class OpenAIEngine:
             headers=sent,
             timeout_s=timeout_s,
             max_retries=max_retries,
-            verify=_tls(verify),
+            verify=base_url.startswith("https:") and _tls(verify),
         )
         try:
             self.features = find_features(self._client, model, translator)
@@ -210,7 +211,8 @@ class OpenAIEngine:
 
     def _codec(self, template: ChatTemplate | None) -> Codec:
         if self.features.token_ids:
-            return IdCodec(self._client, self.name, template)
+            renders = self.features.chat_template
+            return IdCodec(self._client, self.name, template, renders=renders)
         return PieceCodec(self._client, self.name, template, self.features.dialect, self.base_url)
 
 
@@ -240,10 +242,7 @@ def _check_url(base_url: str) -> None:
 
 def _shown(url: str) -> str:
     """Return a URL without what may be secret in it."""
-    scheme, found, rest = url.partition("://")
-    host, slash, path = rest.partition("/")
-    path = path.partition("?")[0]
-    return repr(f"{scheme}{found}{host.rpartition('@')[2].partition('?')[0]}{slash}{path}")
+    return repr(re.sub(r"(?<=//)[^/]*@|[?#].*", "…", url))
 
 
 def _check_numbers(
