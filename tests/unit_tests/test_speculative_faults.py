@@ -277,6 +277,14 @@ def test_a_tree_that_is_deeper_than_a_candidate_may_be_is_refused() -> None:
         SpeculativeDecoder(draft, target, Speculation((8, 1, 1)))
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, PLAIN], ids=str)
+def test_accepted_tokens_behind_a_steps_end_are_not_kept(sampling: Sampling) -> None:
+    decoder = SpeculativeDecoder(engine(2), engine(2), Speculation((1,) * 6, adaptive=False))
+    for seed in range(6):
+        for step in decoder.decode(request(seed, sampling)):
+            assert step.tokens.kept <= step.answer_tokens
+
+
 def test_one_seed_gives_one_answer_whatever_came_before() -> None:
     used, fresh = (SpeculativeDecoder(engine(1), engine(2)) for _ in range(2))
     for seed in range(4):
