@@ -192,7 +192,7 @@ def _attention(
     if current is not None:
         for feature in ("softcap", "s_aux", "position_bias"):
             if kwargs.get(feature) is not None:
-                raise UnsupportedAttentionError(f"its attention uses {feature}")
+                raise UnsupportedAttentionError(f"its attention uses {feature}, which SDPA lacks")
     output, _ = sdpa_attention_forward(
         module, query, key, value, attention_mask, scaling=scaling, **kwargs
     )

@@ -33,15 +33,14 @@ def check(model: Model, attention_layers: int) -> None:
     """
     tokens = [int(t) for t in np.linspace(0, model.n_vocab - 1, SHARED + 2 * OWN)]
     shared, ones, others = tokens[:SHARED], tokens[SHARED:-OWN], tokens[-OWN:]
-    expected = [model.reference([*shared, *own]) for own in (ones, others)]
-    model.adopt()
     seen: list[SeenLayer] = []
     try:
+        expected = [model.reference([*shared, *own]) for own in (ones, others)]
+        model.adopt()
         ours = _side_by_side(model, shared, ones, others, attention_layers, seen)
     except EngineError as error:
         raise ConfigurationError(
-            f"{model.name} cannot be used: it does not compute over cells of several branches "
-            f"({error}); take another kind of model"
+            f"{model.name} cannot be used: {error}; take another kind of model"
         ) from error
     difference = max(map(_difference, ours, expected))
     if not difference <= (TOLERANCE if model.dtype == torch.float32 else HALF_TOLERANCE):

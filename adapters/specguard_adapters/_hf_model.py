@@ -39,8 +39,14 @@ class Model:
         self._adopted = False
 
     def adopt(self) -> None:
-        """Take over the model's attention; other uses of the model do not notice."""
+        """Take over the model's attention; other uses of the model do not notice.
+
+        Raises:
+            EngineError: It cannot be replaced.
+        """
         model = self._opened()
+        if not model._can_set_attn_implementation():
+            raise EngineError("its attention cannot be replaced")
         with _counting:
             count, own = _engines.get(model, (0, model.config._attn_implementation))
             _engines[model] = count + 1, own

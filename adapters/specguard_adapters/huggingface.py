@@ -118,7 +118,11 @@ class HuggingFaceEngine(LocalEngine):
             self.process_logits = _processed_by(logits_processor)
         layers = attention_layers if attention else 0
         _check_sizes(loaded.model, self._model, n_ctx=n_ctx, attention_layers=layers)
-        compute_thread.run(lambda: check(self._model, layers))
+        try:
+            compute_thread.run(lambda: check(self._model, layers))
+        except BaseException:
+            self._model.close()
+            raise
         self._templates: dict[str | None, ChatTemplate] = {}
 
     @property
