@@ -111,15 +111,22 @@ class ForwardPass:
         if layer not in self.layers:
             return
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        blocks = list(probabilities(query, key, mask, scale))
+        blocks = probabilities(query, key, mask, scale)
         if self.probe is not None:
-            whole = torch.cat(blocks, dim=1)
-            groups = query.shape[1] // value.shape[1]
-            expected = whole @ value[0].float().repeat_interleave(groups, dim=0)
-            error = (expected.transpose(0, 1) - output[0].float()).abs().max()
-            self.probe.append(SeenLayer(whole, float(error / expected.abs().max())))
-        rows = torch.cat([clean(block, self.spec) for block in blocks])
-        self.seen.append((layer, rows))
+            blocks = iter([self._noted(torch.cat([*blocks], dim=1), value, output)])
+        # Block by block: all probabilities at once would be rows × columns × heads.
+        self.seen.append((layer, torch.cat([clean(block, self.spec) for block in blocks])))
+
+    def _noted(
+        self, whole: torch.Tensor, value: torch.Tensor, output: torch.Tensor
+    ) -> torch.Tensor:
+        """Note a layer's probabilities, and how well they explain its output."""
+        assert self.probe is not None
+        groups = whole.shape[0] // value.shape[1]
+        expected = whole @ value[0].float().repeat_interleave(groups, dim=0)
+        error = (expected.transpose(0, 1) - output[0].float()).abs().max()
+        self.probe.append(SeenLayer(whole, float(error / expected.abs().max())))
+        return whole
 
 
 _current: ContextVar[ForwardPass | None] = ContextVar("specguard_forward_pass", default=None)
