@@ -271,3 +271,40 @@ def test_wrong_values_are_named(wrong: dict[str, float], named: str) -> None:
 def test_an_unknown_form_is_answered_with_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match=r"'sparce'.*sparse, dense, renormalised"):
         GroundingSpec.named("sparce")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_may_be_averaged_elsewhere(form: str) -> None:
+    spec = GroundingSpec.named(form, layers=1)
+    path = tuple(range(12))
+    slots = np.arange(len(path))
+    (attention,) = full_attention(path, layers=1)
+    whole, averaged = Rollout(spec, SLOTS), Rollout(spec, SLOTS)
+    for rollout in (whole, averaged):
+        rollout.begin(slots[:5], context=True)
+        rollout.begin(slots[5:], context=False)
+    whole.absorb(0, attention, slots)
+    averaged.absorb_averaged(0, average_heads(attention, spec), slots)
+    np.testing.assert_array_equal(averaged.grounding(slots), whole.grounding(slots))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tokens_that_move_keep_their_values(form: str) -> None:
+    """As in a cache that closes the holes which other candidates have left behind."""
+    spec = GroundingSpec.named(form)
+    memory = Memory(spec, np.random.default_rng(0))
+    prompt = extend((), list(range(6)))
+    step = extend(prompt[-1], list(range(6, 12)))
+    memory.write(prompt, context=True)
+    for path in step:
+        memory.write([path], context=False)
+    paths = [*prompt, *step]
+    before = np.array([memory.slots[path] for path in paths])
+    after = np.arange(len(paths))  # overlaps with where others still lie
+    memory.rollout.move(before, after)
+    memory.slots = dict(zip(paths, after.tolist(), strict=True))
+    memory._free = list(range(len(paths), SLOTS))
+    more = extend(step[-1], list(range(12, 18)))
+    grounding = [memory.write([path], context=False)[0] for path in more]
+    expected = reference(more[-1], len(prompt), spec)
+    np.testing.assert_allclose(grounding, expected[len(step) :], atol=1e-6)
