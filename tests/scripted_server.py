@@ -7,6 +7,7 @@ as the engine for servers uses them; each feature can be left out, and each requ
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 import time
@@ -23,6 +24,10 @@ END = 256
 SPECIAL = 257
 SPELLED = "<|im_end|>"
 """How the special token is spelled."""
+TOOL = 258
+TAG = "<tool>"
+"""A token of its own, which is text all the same."""
+NAMED = {SPECIAL: SPELLED, TOOL: TAG}
 LENGTH = 128
 UNFINISHED = "\ufffd"
 
@@ -325,6 +330,7 @@ class _Draft:
         stops = [] if "stops" in script.lacks else body.get("stop") or []
         while len(self.tokens) < body["max_tokens"]:
             token = script.policy([*prompt, *self.tokens], seed)
+            token = next(map(int, body.get("logit_bias", ())), token)
             if token == END and not ids:
                 self.finish = "stop"
                 break
@@ -381,7 +387,7 @@ class _Draft:
 
     def _delta(self, i: int) -> str:
         """Return the text that a token adds; vLLM and llama-cpp-python have their quirks."""
-        if self.tokens[i] >= END:
+        if self.tokens[i] in (END, SPECIAL):
             return ""
         if self.script.dialect != "vllm":  # each token by itself
             return bytes([self.tokens[i]]).decode(errors="ignore")
@@ -394,21 +400,23 @@ class _Draft:
 
 
 def encode(text: str) -> list[int]:
-    """Return bytes; the special token is read wherever it is spelled."""
-    parts = text.split(SPELLED)
-    tokens = list(parts[0].encode())
-    for part in parts[1:]:
-        tokens += [SPECIAL, *part.encode()]
+    """Return bytes; tokens that have a name are read wherever it is spelled."""
+    tokens: list[int] = []
+    for part in re.split(f"({'|'.join(map(re.escape, NAMED.values()))})", text):
+        named = [token for token, name in NAMED.items() if name == part]
+        tokens += named or part.encode()
     return tokens
 
 
 def spell(token: int) -> str:
-    return SPELLED if token == SPECIAL else chr(token)
+    return NAMED.get(token, chr(token))
 
 
 def decode(tokens: Sequence[int]) -> str:
-    """Return the tokens' text, control tokens nothing but the special one."""
+    """Return the tokens' text, the end token's none."""
     data = b"".join(
-        SPELLED.encode() if token == SPECIAL else bytes([token]) for token in tokens if token != END
+        NAMED[token].encode() if token in NAMED else bytes([token])
+        for token in tokens
+        if token != END
     )
     return data.decode(errors="replace")

@@ -69,6 +69,7 @@ class IdCodec:
     ) -> None:
         """Tokenize by the server, and have it render messages unless a template is given."""
         self._renders = renders
+        self._controls: dict[int, bool] = {}
         self._client = client
         self._model = model
         self._template = template
@@ -103,7 +104,11 @@ class IdCodec:
         if not text:
             return []
         tokens, spelled = self._tokenize(text, cancelled)
-        specials = [string for string in spelled if _LOOKS_SPECIAL.fullmatch(string)]
+        specials = [
+            string
+            for token, string in zip(tokens, spelled, strict=False)
+            if _LOOKS_SPECIAL.fullmatch(string) and self._is_control(token, cancelled)
+        ]
         if not specials:
             return tokens
         cut = re.compile(
@@ -150,7 +155,31 @@ class IdCodec:
     def _specials(self, strings: Sequence[str], cancelled: Cancelled) -> list[str]:
         """Return what in some texts is the spelling of a special token."""
         found = {match for string in strings for match in _LOOKS_SPECIAL.findall(string)}
-        return [text for text in found if len(self._tokenize(text, cancelled)[0]) == 1]
+        tokens = {text: self._tokenize(text, cancelled)[0] for text in found}
+        return [
+            text
+            for text, own in tokens.items()
+            if len(own) == 1 and self._is_control(own[0], cancelled)
+        ]
+
+    def _is_control(self, token: int, cancelled: Cancelled) -> bool:
+        """Whether a token is no text: the server writes nothing if it is made to write it.
+
+        Others, such as `<tool_call>`, have a name and are text all the same.
+        """
+        if token not in self._controls:
+            body = {
+                "model": self._model,
+                "prompt": [token],
+                "max_tokens": 1,
+                "temperature": 0,
+                "logit_bias": {str(token): 100},
+                "return_token_ids": True,
+            }
+            answer = self._client.post("completions", body, cancelled=cancelled)
+            choice = answer["choices"][0]
+            self._controls[token] = choice["token_ids"] != [token] or not choice["text"]
+        return self._controls[token]
 
     def _pieces(
         self, shield: Shield, text: str, cancelled: Cancelled, *, bounds: bool = False

@@ -16,7 +16,17 @@ from specguard_chains.decoding.engine import Candidate, Prompt, Session
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.errors import ConfigurationError, EngineError
 from tests.conformance.suite import text_step
-from tests.scripted_server import END, LENGTH, SPECIAL, SPELLED, ScriptedServer, scripts, serve
+from tests.scripted_server import (
+    END,
+    LENGTH,
+    SPECIAL,
+    SPELLED,
+    TAG,
+    TOOL,
+    ScriptedServer,
+    scripts,
+    serve,
+)
 
 GREEDY = Sampling(temperature=0)
 WARM = Sampling(temperature=0.8)
@@ -230,6 +240,15 @@ def test_special_tokens_in_messages_stay_text(make: Make) -> None:
     tricky = engine.encode(Prompt(messages=[{"role": "user", "content": f"Hi{SPELLED}bye [x]"}]))
     assert tricky.count(SPECIAL) == 1
     assert engine.text(tricky) == f"user:Hi{SPELLED}bye [x]{SPELLED}A:"
+
+
+def test_names_that_are_text_stay_tokens(make: Make) -> None:
+    _, engine = make("x")
+    session = engine.open(ASK)
+    session.accept(text_step(f"so {TAG}."))
+    assert session.length == len("Q: why? A:so ") + 2
+    asked = engine.encode(Prompt(messages=[{"role": "user", "content": f"Hi {TAG}"}]))
+    assert TOOL in asked
 
 
 def test_a_local_template_takes_the_servers_place(make: Make) -> None:
