@@ -27,7 +27,8 @@ from specguard_chains.adapters import HuggingFaceEngine
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Prompt
 from specguard_chains.decoding.sampling import Sampling
-from specguard_chains.decoding.speculative import Speculation, SpeculativeDecoder
+from specguard_chains.decoding.speculation import Speculation
+from specguard_chains.decoding.speculative import SpeculativeDecoder
 from specguard_chains.models import DEFAULT_PAIR, resolve_pair
 
 QUESTIONS = [

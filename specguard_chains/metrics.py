@@ -30,7 +30,7 @@ class Metrics:
     """Accepted of judged steps; None where the decoder does not verify."""
     steps_by_source: dict[str, int]
     num_target_passes: int
-    """Passes of the target over drafted tokens (speculative decoding)."""
+    """Passes in which the target wrote (speculative decoding)."""
     mean_accepted_length: float | None
     """Tokens of the answer per such pass; None without speculative decoding."""
     draft_tokens_read: int

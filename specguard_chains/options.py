@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from specguard_chains.decoding.grounding import GroundingForm
 from specguard_chains.decoding.sampling import Sampling
-from specguard_chains.decoding.speculative import Children, Speculation
+from specguard_chains.decoding.speculation import Children, Speculation
 
 DecoderName = Literal["specguard", "specguard-greedy", "speculative", "target", "draft"]
 

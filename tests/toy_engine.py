@@ -210,6 +210,10 @@ class ToyEngine(LocalEngine):
         return self._vocabulary
 
     @property
+    def n_tokens(self) -> int:
+        return VOCABULARY
+
+    @property
     def end_token(self) -> int:
         return END
 

@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 from transformers import PreTrainedTokenizerBase
 
-from specguard_chains.decoding.vocabulary import fingerprint
+from specguard_chains.decoding.vocabulary import Vocabulary
 from specguard_chains.errors import ConfigurationError, EngineError
 
 
@@ -106,9 +106,9 @@ class HuggingFaceTokenizer:
         return b"" if spelled is None else self._spelling.bytes_of(spelled)
 
     @cached_property
-    def fingerprint(self) -> str:
-        """What `vocabulary.fingerprint` says of all tokens."""
-        return fingerprint(map(self._meaning, range(self.n_vocab)))
+    def vocabulary(self) -> Vocabulary:
+        """What the vocabulary is known by, in every library."""
+        return Vocabulary.of(map(self._meaning, range(self.n_vocab)))
 
     def _meaning(self, token: int) -> bytes:
         """Return a token's bytes, or how a control token is spelled."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import llama_cpp
 
-from specguard_chains.decoding.vocabulary import fingerprint
+from specguard_chains.decoding.vocabulary import Vocabulary
 from specguard_chains.errors import EngineError, ModelIntegrityError
 
 VERSION: str = llama_cpp.__version__
@@ -195,9 +195,9 @@ class Weights:
         return self.bos >= 0 and bool(llama_cpp.llama_vocab_get_add_bos(self.vocab))
 
     @cached_property
-    def fingerprint(self) -> str:
-        """What `vocabulary.fingerprint` says of all tokens."""
-        return fingerprint(map(self._meaning, range(self.n_vocab)))
+    def vocabulary(self) -> Vocabulary:
+        """What the vocabulary is known by, in every library."""
+        return Vocabulary.of(map(self._meaning, range(self.n_vocab)))
 
     def _meaning(self, token: int) -> bytes:
         """Return a token's bytes, or how a control token is spelled."""

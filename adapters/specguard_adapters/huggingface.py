@@ -128,7 +128,12 @@ class HuggingFaceEngine(LocalEngine):
     @property
     def vocabulary(self) -> str:
         """See `Engine.vocabulary`."""
-        return self._opened_tokenizer().fingerprint
+        return self._opened_tokenizer().vocabulary.fingerprint
+
+    @property
+    def n_tokens(self) -> int:
+        """See `Tokenizer.n_tokens`."""
+        return self._opened_tokenizer().vocabulary.n_tokens
 
     @property
     def end_token(self) -> int:

@@ -126,7 +126,12 @@ class LlamaCppEngine(LocalEngine):
     @property
     def vocabulary(self) -> str:
         """See `Engine.vocabulary`."""
-        return self._model.fingerprint
+        return self._model.vocabulary.fingerprint
+
+    @property
+    def n_tokens(self) -> int:
+        """See `Tokenizer.n_tokens`."""
+        return self._model.vocabulary.n_tokens
 
     @property
     def end_token(self) -> int:

@@ -76,6 +76,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def n_tokens(self) -> int:
+        """How many ids have a meaning; a model may have rows for more, which nobody draws from."""
+        ...
+
+    @property
     def end_token(self) -> int:
         """The token with which the model ends its turn."""
         ...

@@ -76,6 +76,7 @@ class LocalSession:
         self._sequence = sequence
         self._cache = sequence.cache
         self._tokenizer = tokenizer
+        self._n_tokens = tokenizer.n_tokens
         self._context_length = context_length
         self._check = check
         self._process = process
@@ -172,11 +173,17 @@ class LocalSession:
         self._require_open()
         self._require_room(tree.depth)
         if tree is self._tree:
-            return self._grow(tree, [])
+            new = len(tree.nodes) > self._grown
+            return self._grow(tree, []) if new else np.empty((0, self._n_tokens), dtype=np.float32)
         self._drop_branches()
         has_nodes = len(tree.nodes) > 1
         pending = self._tokens[self._cached :]
-        joined = has_nodes and not self._grounded and 0 < len(pending) <= JOINED_TOKENS
+        joined = (
+            has_nodes
+            and 0 < len(pending) <= JOINED_TOKENS
+            and self._cached >= self._prompt_length
+            and not self._grounded
+        )
         root = None if joined else self._next_logits()[None]
         self._cache.fork(tree.leaves, self._cached)
         self._branches = [_Branch(i) for i in range(tree.leaves)]
@@ -191,6 +198,7 @@ class LocalSession:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """See `LogitSession.extend`."""
+        self._require_open()
         self._require_room(len(tokens))
         if not tokens:
             return
@@ -207,12 +215,12 @@ class LocalSession:
 
     def rollback(self, length: int) -> None:
         """See `Session.rollback`."""
+        self._require_open()
         if not self._prompt_length <= length <= len(self._tokens):
             raise ValueError(
                 f"cannot roll back to {length} tokens: the prompt has {self._prompt_length}, "
                 f"the sequence {len(self._tokens)}"
             )
-        self._require_open()
         self._drop_branches()
         if length < len(self._tokens):
             del self._tokens[length:]
@@ -274,13 +282,14 @@ class LocalSession:
     ) -> Rows:
         try:
             self._check()
-            return self._cache.forward(
+            rows = self._cache.forward(
                 tokens,
                 positions,
                 branches or [(0,)] * len(tokens),
                 context=context,
                 all_logits=not context,
             )
+            return Rows(rows.logits[:, : self._n_tokens], rows.grounding)
         except BaseException:
             self._branches, self._tree = [], None
             self._cache.keep(0, self._cached)

@@ -70,13 +70,14 @@ class StepTokens:
     draft_read: int = 0
     """Read by the draft without writing them: the prompt, the target's steps."""
     target_read: int = 0
-    """Read by the target without writing them: the prompt, the draft's steps."""
+    """Read by the target without writing them: the prompt, the draft's steps. In speculative
+    decoding also drafted tokens, and its own ones together with the next of them."""
     draft_reused: int = 0
     """Prompt tokens that the draft did not have to read: cached by an earlier request."""
     target_reused: int = 0
     """Prompt tokens that the target did not have to read: cached by an earlier request."""
     target_passes: int = 0
-    """Passes of the target over drafted tokens (speculative decoding)."""
+    """Passes of the target that wrote the step (speculative decoding)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -419,7 +419,7 @@ class EngineConformance:
         for turn in range(4):
             tree, level = TokenTree(widths), [0]
             row = session.logits(tree)[0]
-            tokens = iter(np.argsort(-row, kind="stable")[: 2 ** (len(widths) + 1)].tolist())
+            tokens = iter(np.argsort(-row, kind="stable")[:32].tolist())
             for width in widths:
                 level = [tree.add(next(tokens), node) for node in level for _ in range(width)]
             session.logits(tree)

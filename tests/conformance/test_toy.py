@@ -9,7 +9,8 @@ from zlib import crc32
 import numpy as np
 
 from specguard_chains.decoding.engine import Capabilities, Engine, Prompt, Session
-from specguard_chains.decoding.speculative import Speculation, SpeculativeSession
+from specguard_chains.decoding.speculation import Speculation
+from specguard_chains.decoding.speculative_session import SpeculativeSession
 from tests.conformance.suite import EngineConformance
 from tests.toy_engine import ANSWER, END, FloatArray, ToyEngine, one_hot, random_policy
 

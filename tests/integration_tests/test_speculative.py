@@ -19,12 +19,9 @@ from specguard_chains.decoding.boundaries import Boundary
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import LogitSession, Prompt
 from specguard_chains.decoding.sampling import Sampling, distribution
-from specguard_chains.decoding.speculative import (
-    Children,
-    Speculation,
-    SpeculativeDecoder,
-    SpeculativeSession,
-)
+from specguard_chains.decoding.speculation import Children, Speculation
+from specguard_chains.decoding.speculative import SpeculativeDecoder
+from specguard_chains.decoding.speculative_session import SpeculativeSession
 from specguard_chains.decoding.steps import Source, Step
 from specguard_chains.decoding.token_tree import TokenTree
 from specguard_chains.errors import DecodingCancelled

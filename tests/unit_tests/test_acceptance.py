@@ -97,25 +97,18 @@ def test_more_children_are_accepted_more_often() -> None:
         for n in (1, 2, 3, 4):
 
             def accepted(choose: Choose, n: int = n, branching: Branching = branching) -> bool:
-                return next_token(p, q, n, branching, Counting(choose)) >= 0 and Counting.last
+                sizes: list[int] = []
+
+                def noting(law: Law) -> int:
+                    sizes.append(len(law))
+                    return choose(law)
+
+                next_token(p, q, n, branching, noting)
+                return sizes[-1] == 2  # the last choice was to accept
 
             rates.append(law_of(accepted)[True])
         assert rates == sorted(rates)
         assert rates[0] < rates[-1]
-
-
-class Counting:
-    """Notes whether the last choice was an acceptance."""
-
-    last = False
-
-    def __init__(self, choose: Choose) -> None:
-        self.choose = choose
-
-    def __call__(self, law: Law) -> int:
-        index = self.choose(law)
-        Counting.last = len(law) == 2 and index == 0
-        return index
 
 
 def test_drawing_without_replacement_never_repeats() -> None:

@@ -18,7 +18,8 @@ from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.specguard import SpecGuardDecoder
-from specguard_chains.decoding.speculative import Speculation, SpeculativeDecoder
+from specguard_chains.decoding.speculation import Speculation
+from specguard_chains.decoding.speculative import SpeculativeDecoder
 from specguard_chains.decoding.steps import Source, Step, Verdict
 from specguard_chains.decoding.verification import EnsembleVerifier
 from specguard_chains.engines import kind_of

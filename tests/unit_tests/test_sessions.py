@@ -860,11 +860,13 @@ def test_a_closed_session_leaves_the_next_one_alone() -> None:
     closed.close()
     session = engine.start()
     (expected,) = session.sample(1, SHORT, ANY, seed=SEED)
-    closed.accept(candidate)
-    with pytest.raises(EngineError, match="closed"):
-        closed.sample(1, SHORT, ANY, seed=SEED)
-    with pytest.raises(EngineError, match="closed"):
-        closed.rollback(closed.length - 1)
+    for use in (
+        lambda: closed.accept(candidate),
+        lambda: closed.sample(1, SHORT, ANY, seed=SEED),
+        lambda: closed.rollback(closed.length - 1),
+    ):
+        with pytest.raises(EngineError, match="closed"):
+            use()
     closed.close()
     assert session.sample(1, SHORT, ANY, seed=SEED)[0].tokens == expected.tokens
     session.close()

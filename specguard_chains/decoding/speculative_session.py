@@ -1,0 +1,262 @@
+"""A session whose steps the target writes at the draft's pace.
+
+The draft proposes a few tokens, a chain or a tree of them; the target computes all of them in one
+pass, keeps a path of them by the rules of `acceptance`, and adds one token of its own. Whatever the
+draft is like, the text has the target's law (Leviathan et al. 2211.17192; trees: SpecInfer,
+2305.09781). A weak draft costs time, never quality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specguard_chains.decoding.acceptance import Branching, Choose, Law, chooser, likeliest
+from specguard_chains.decoding.answer import Ledger
+from specguard_chains.decoding.arrays import FloatArray
+from specguard_chains.decoding.boundaries import Boundary, Ending
+from specguard_chains.decoding.engine import Candidate, LogitSession, Reading, Watch
+from specguard_chains.decoding.sampling import Sampling, distribution, generators, logprob
+from specguard_chains.decoding.speculation import Speculation
+from specguard_chains.decoding.step_writer import StepWriter
+from specguard_chains.decoding.steps import Source
+from specguard_chains.decoding.token_tree import TokenTree
+from specguard_chains.errors import ContextOverflowError
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A proposal of the draft, and the laws that the children of its nodes were drawn from."""
+
+    tree: TokenTree
+    laws: dict[int, Law] = field(default_factory=dict)
+
+    @property
+    def drafted(self) -> int:
+        """Tokens of its longest path."""
+        return self.tree.nodes[-1].depth
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """The step that was written last, which both sessions hold beyond the sequence."""
+
+    step: Candidate
+    depth: int
+    """How deep to draft after the step."""
+
+
+class SpeculativeSession:
+    """A `Session` of the target that a draft speeds up.
+
+    A step that was written is mostly accepted next. Until something else is asked for, both
+    sessions keep what they have computed of it.
+    """
+
+    def __init__(
+        self,
+        draft: LogitSession,
+        target: LogitSession,
+        speculation: Speculation,
+        ledger: Ledger | None = None,
+    ) -> None:
+        """Start where both sessions are; what they compute is booked in the ledger."""
+        self.counters = target.counters
+        self._draft = draft
+        self._target = target
+        self._speculation = speculation
+        self._ledger = ledger or Ledger()
+        self._depth = speculation.depth
+        self._ahead: _Ahead | None = None
+        self._settle()
+
+    @property
+    def length(self) -> int:
+        """See `Session.length`."""
+        return self._lengths[1]
+
+    @property
+    def room(self) -> int:
+        """See `Session.room`."""
+        draft, target = self._lengths
+        return min(
+            self._draft.room + self._draft.length - draft,
+            self._target.room + self._target.length - target,
+        )
+
+    def sample(
+        self,
+        n: int,
+        boundary: Boundary,
+        sampling: Sampling,
+        *,
+        seed: Sequence[int],
+        watch: Watch | None = None,
+    ) -> list[Candidate]:
+        """See `Session.sample`. Candidates are written, and given up, one after the other."""
+        if boundary.max_tokens > self.room:
+            raise ContextOverflowError(
+                f"{boundary.max_tokens} more tokens do not fit: the contexts have room for "
+                f"{self.room}; raise n_ctx or shorten the prompt"
+            )
+        distinct = 1 if sampling.greedy else n
+        candidates = [
+            self.write(boundary, sampling, likeliest if sampling.greedy else chooser(rng), watch)
+            for rng in generators(seed, distinct)
+        ]
+        return candidates if distinct == n else candidates * n
+
+    def write(
+        self, boundary: Boundary, sampling: Sampling, choose: Choose, watch: Watch | None = None
+    ) -> Candidate:
+        """Return a step whose tokens have the target's law, if `choose` draws fairly."""
+        self._go_back()
+        step, depth = self._target.writer(boundary), self._depth
+        while step.ending is None:
+            left = boundary.max_tokens - len(step.tokens)
+            block = self._propose(min(depth, left - 1), sampling, choose)
+            accepted = self._verify(block, step, sampling, choose)
+            if block.drafted:
+                depth = self._speculation.next_depth(depth, block.drafted, accepted)
+            if watch is not None and not watch(min(step.logprobs), None):
+                step.ending = Ending.REJECTED_EARLY
+        candidate = step.candidate()
+        self._ahead = _Ahead(candidate, depth)
+        return candidate
+
+    def read(self, candidate: Candidate) -> Reading:
+        """See `Session.read`."""
+        self._go_back()
+        return self._target.read(candidate)
+
+    def fits(self, candidate: Candidate) -> bool:
+        """See `Session.fits`. Another step than the one written last takes that one back."""
+        if self._holds(candidate):
+            return True
+        self._go_back()
+        return self._draft.fits(candidate) and self._target.fits(candidate)
+
+    def accept(self, candidate: Candidate) -> None:
+        """See `Session.accept`."""
+        if self._ahead is not None and self._holds(candidate):
+            self._depth = self._ahead.depth
+        elif self.fits(candidate):
+            self._draft.accept(candidate)
+            self._target.accept(candidate)
+        else:
+            raise ContextOverflowError(
+                f"a step of {len(candidate.tokens)} tokens does not fit: the contexts have room "
+                f"for {self.room}; raise n_ctx or shorten the prompt"
+            )
+        self._settle()
+
+    def rollback(self, length: int) -> None:
+        """See `Session.rollback`."""
+        self._go_back()
+        tokens = self.length - length
+        self._target.rollback(length)
+        self._draft.rollback(self._draft.length - tokens)
+        self._settle()
+
+    def close(self) -> None:
+        """See `Session.close`."""
+        self._draft.close()
+        self._target.close()
+
+    def _propose(self, depth: int, sampling: Sampling, choose: Choose) -> _Block:
+        """Let the draft grow a tree, level by level."""
+        block = _Block(TokenTree(self._speculation.widths[:depth]))
+        nodes, level = block.tree.nodes, range(1)
+        branching = self._speculation.branching(greedy=sampling.greedy)
+        with self._ledger.charge(Source.DRAFT, self._draft):
+            for width in block.tree.widths:
+                rows = self._draft.logits(block.tree)
+                first, surest = len(nodes), 0.0
+                for parent, row in zip(level, rows, strict=True):
+                    law = block.laws[parent] = _draft_law(row, sampling)
+                    for token in branching.draw(law, width, choose):
+                        block.tree.add(token, parent)
+                        surest = max(surest, float(law[token]))
+                level = range(first, len(nodes))
+                self._draft.counters.written += len(level)
+                if not self._speculation.goes_on(surest):
+                    break
+        return block
+
+    def _verify(self, block: _Block, step: StepWriter, sampling: Sampling, choose: Choose) -> int:
+        """Append what the target makes of a proposal; return how many tokens it accepted."""
+        nodes, before = block.tree.nodes, len(step.tokens)
+        branching = self._speculation.branching(greedy=sampling.greedy)
+        with self._ledger.charge(Source.TARGET, self._target):
+            rows = self._target.logits(block.tree)
+            path, last = _walk(block, rows, sampling, branching, choose)
+            tokens = [*(nodes[node].token for node in path), last]
+            for node, token in zip([0, *path], tokens, strict=True):
+                step.write(token, logprob(rows[node], token))
+                if step.ending is not None:
+                    break
+            written = step.tokens[before:]
+            self._target.counters.read += len(nodes) - 1
+            self._target.counters.written += len(written) > len(path)
+            self._target.extend(written)
+        self._draft.extend(written)
+        self._ledger.count(Source.DRAFT, "kept", min(len(written), len(path)))
+        self._ledger.count(Source.TARGET, "passes", 1)
+        return len(path)
+
+    def _holds(self, candidate: Candidate) -> bool:
+        """Whether both sessions hold this step already."""
+        if self._ahead is None:
+            return False
+        step = self._ahead.step
+        return (step.tokens, step.vocabulary) == (candidate.tokens, candidate.vocabulary)
+
+    def _settle(self) -> None:
+        """Let the sequence be what both sessions hold."""
+        self._ahead = None
+        self._lengths = self._draft.length, self._target.length
+
+    def _go_back(self) -> None:
+        """Take back what was written ahead: a step, or the beginning of one."""
+        self._ahead = None
+        for session, length in zip((self._draft, self._target), self._lengths, strict=True):
+            session.rollback(length)
+
+
+def _walk(
+    block: _Block, rows: FloatArray, sampling: Sampling, branching: Branching, choose: Choose
+) -> tuple[list[int], int]:
+    """Return the nodes that the target accepts, one below the other, and its own token after them.
+
+    `rows` are the target's logits after every node of the tree.
+    """
+    path: list[int] = []
+    while True:
+        node = path[-1] if path else 0
+        law = distribution(rows[node], sampling).astype(np.float64)
+        child, left = _try_children(block, node, law, branching, choose)
+        if child is None:
+            return path, choose(left)
+        path.append(child)
+
+
+def _try_children(
+    block: _Block, node: int, law: Law, branching: Branching, choose: Choose
+) -> tuple[int | None, Law]:
+    """Return the child that is accepted, None if none is; and what is left of the target's law."""
+    r, q = law, block.laws.get(node, law)
+    for child in block.tree.nodes[node].children:
+        token = block.tree.nodes[child].token
+        accepted = branching.acceptance(r, q, token)
+        if choose(np.array([accepted, 1 - accepted])) == 0:
+            return child, r
+        r, q = branching.reject(r, q, token)
+    return None, r
+
+
+def _draft_law(row: FloatArray, sampling: Sampling) -> Law:
+    """Return the law to draw children from; at temperature 0 it only ranks them."""
+    soft = Sampling(temperature=1.0, top_p=1.0) if sampling.greedy else sampling
+    return distribution(row, soft).astype(np.float64)
