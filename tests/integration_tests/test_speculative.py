@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,12 @@ def unchanged(tensors: Tensors) -> Tensors:
     return tensors
 
 
+def _changed(
+    change: Callable[[Tensors], Tensors], weights: Callable[..., Tensors], *arguments: Any
+) -> Tensors:
+    return change(weights(*arguments))
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The target, drafts for it, and a model with a sliding window of 16 tokens."""
@@ -82,7 +89,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     paths = {"windowed": write_tiny(folder / "windowed.gguf", window=16)}
     for change in (unchanged, similar, unrelated, opposite):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(conftest, "weights", lambda token_gain, c=change: c(weights(token_gain)))
+            changed = partial(_changed, change, weights)
+            patch.setattr(conftest, "weights", changed)
             paths[change.__name__] = write_tiny(folder / f"{change.__name__}.gguf")
     return paths
 
