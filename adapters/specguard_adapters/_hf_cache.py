@@ -187,9 +187,10 @@ class HuggingFaceCache:
         members, positions = self._members[:end], self._positions[:end]
         visible = (members[start:] @ members.T) > 0
         visible &= positions <= positions[start:, None]
-        causal = np.tri(end - start, end, start, dtype=np.bool_)
         # SDPA's own causal mask begins with the first column: it serves the first pass alone.
-        plain = (start == 0 or end - start == 1) and np.array_equal(visible, causal)
+        plain = (start == 0 or end - start == 1) and np.array_equal(
+            visible, np.tri(end - start, end, start, dtype=np.bool_)
+        )
         coming = ForwardPass(positions[start:], positions, visible, plain, probe=self.probe)
         if end - start > ABORTABLE_TOKENS:
             coming.cancelled = self._cancelled

@@ -67,21 +67,33 @@ def load(
     if device is not None and "device_map" in options:
         raise ConfigurationError(f"device={device!r} and device_map contradict; give one of them")
     source = _Source.of(model, local_files_only=local_files_only)
-    if isinstance(tokenizer, PreTrainedTokenizerBase):
-        loaded_tokenizer = tokenizer
-    else:
-        own = source if tokenizer is None else _Source.of(tokenizer, local_files_only=False)
-        hub_options = {k: v for k, v in options.items() if k in ("revision", "trust_remote_code")}
-        loaded_tokenizer = own.fetch(transformers.AutoTokenizer, hub_options)
     hub_options = {k: v for k, v in options.items() if k in ("revision", "trust_remote_code")}
+    loaded_tokenizer = _tokenizer(tokenizer, source, hub_options)
     config = source.fetch(transformers.AutoConfig, hub_options)
     refuse(config, source.name)
-    loaded = source.fetch(transformers.AutoModelForCausalLM, {**options, "config": config})
     if device is None and "device_map" not in options and torch.cuda.is_available():
         device = "cuda"
+    quantised = getattr(config, "quantization_config", None) or "quantization_config" in options
+    if device is not None and quantised and source.file is None:
+        options["device_map"], device = {"": device}, None  # such models cannot be moved later
+    loaded = source.fetch(transformers.AutoModelForCausalLM, {**options, "config": config})
     if device is not None:
         loaded = loaded.to(device)
     return Loaded(source.name, loaded.eval(), loaded_tokenizer)
+
+
+def _tokenizer(
+    tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase | None,
+    source: _Source,
+    options: dict[str, Any],
+) -> Any:
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        return tokenizer
+    if tokenizer is None:
+        return source.fetch(transformers.AutoTokenizer, options)
+    other = _Source.of(tokenizer, local_files_only=source.local_files_only)
+    own_options = {k: v for k, v in options.items() if k != "revision"}  # that is the model's
+    return other.fetch(transformers.AutoTokenizer, own_options)
 
 
 def refuse(config: Any, name: str) -> None:
@@ -117,16 +129,16 @@ class _Source:
 
     name: str
     where: str
-    file: str | None = None
-    on_hub: bool = False
-    local_files_only: bool = True
+    file: str | None
+    on_hub: bool
+    local_files_only: bool
 
     @classmethod
     def of(cls, place: str | os.PathLike[str], *, local_files_only: bool) -> _Source:
         path = Path(place).expanduser()
         if path.suffix == ".gguf":
             path = check_own_file(path)
-            return cls(path.stem, str(path.parent), path.name)
+            return cls(path.stem, str(path.parent), path.name, False, local_files_only)
         on_hub = isinstance(place, str) and not path.is_dir() and _looks_like_hub_name(place)
         if on_hub:
             return cls(path.name, str(place), None, True, local_files_only)
@@ -136,7 +148,7 @@ class _Source:
                 f"the folder {path} {what}; give one that save_pretrained has written, a GGUF "
                 "file, or a name on the hub"
             )
-        return cls(path.absolute().name, str(path))
+        return cls(path.absolute().name, str(path), None, False, local_files_only)
 
     def fetch(self, kind: Any, options: dict[str, Any]) -> Any:
         """Return what `kind.from_pretrained` gives, from here if possible."""

@@ -513,6 +513,8 @@ def test_settings_hardly_change_the_numbers(load: Load, folder: Path) -> None:
         {"n_batch": 1, "attention": True},
         {"n_threads": None, "max_candidates": 8},
         {"dtype": "float32", "device": "cpu"},
+        {"device_map": "cpu"},
+        {"tokenizer": folder},
     ):
         (ours,) = sample(load(folder, **settings).open(TEXT), 1, 12)
         assert ours.tokens == expected.tokens, settings
