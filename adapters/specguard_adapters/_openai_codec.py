@@ -1,30 +1,23 @@
-"""Tokens of a model that somebody else runs: by the server's ids, or as pieces of text.
+"""What a session needs to know of the tokens of a model that somebody else runs.
 
-Where a server takes and gives token ids, a sequence consists of them. Where it knows text only,
-tokens are pieces of text, numbered here as they come.
+Where a server takes and gives token ids, a sequence consists of them (`_openai_ids`). Where it
+knows text only, tokens are pieces of text, numbered here as they come (`_openai_pieces`).
 """
 
 from __future__ import annotations
 
-import re
-import threading
-from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from specguard_adapters._openai_completions import Payload, Token
-from specguard_adapters._openai_features import TOKENIZERS, Dialect
-from specguard_adapters._openai_http import Cancelled, Client
+from specguard_adapters._openai_http import Cancelled
 from specguard_chains.decoding.engine import Prompt
 from specguard_chains.errors import ConfigurationError
-from specguard_chains.templates import ChatTemplate, Shield
 
 UNFINISHED = "\ufffd"
 """What servers write for a character that lacks bytes."""
 CHARACTER_TOKENS = 4
 """A character has up to four bytes, thus as many tokens."""
-
-_LOOKS_SPECIAL = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 
 
 class Codec(Protocol):
@@ -61,257 +54,8 @@ class Codec(Protocol):
         ...
 
 
-class IdCodec:
-    """The server's own token ids, as vLLM gives and takes them."""
-
-    def __init__(
-        self, client: Client, model: str, template: ChatTemplate | None, *, renders: bool
-    ) -> None:
-        """Tokenize by the server, and have it render messages unless a template is given."""
-        self._renders = renders
-        self._controls: dict[int, bool] = {}
-        self._client = client
-        self._model = model
-        self._template = template
-
-    def encode(self, prompt: Prompt, cancelled: Cancelled = None) -> list[int]:
-        """See `Codec.encode`. Special tokens are read in raw text and in the template only."""
-        if prompt.text is not None:
-            return self._tokenize(prompt.text, cancelled, bounds=True)[0] if prompt.text else []
-        if self._template is None and not self._renders:
-            raise _no_template(self._model)
-        shield = Shield(self._specials(_strings([*prompt.messages, *prompt.tools]), cancelled))
-        hidden = shield.hide(prompt.messages)
-        if self._template is not None:
-            text = self._template.render(hidden, prompt.tools)
-            return self._pieces(shield, text, cancelled, bounds=True)
-        tokens = self._render(hidden, prompt.tools, cancelled)
-        if hidden == list(prompt.messages):
-            return tokens
-        text = self.text(tokens, cancelled)
-        if self._tokenize(text, cancelled)[0] != tokens:
-            raise ConfigurationError(
-                f"messages spell special tokens of {self._model}, and its server gives no text "
-                "back in which they could be told from real ones; give chat_template, or change "
-                "the messages"
-            )
-        return self._pieces(shield, text, cancelled)
-
-    def encode_text(
-        self, text: str, before: Sequence[int], cancelled: Cancelled = None
-    ) -> list[int]:
-        """See `Codec.encode_text`. Special tokens in the text stay text."""
-        if not text:
-            return []
-        tokens, spelled = self._tokenize(text, cancelled)
-        specials = [
-            string
-            for token, string in zip(tokens, spelled, strict=False)
-            if _LOOKS_SPECIAL.fullmatch(string) and self._is_control(token, cancelled)
-        ]
-        if not specials:
-            return tokens
-        cut = re.compile(
-            "|".join(rf"(?<={re.escape(s[0])})(?={re.escape(s[1:])})" for s in specials)
-        )
-        return [t for part in cut.split(text) for t in self._tokenize(part, cancelled)[0]]
-
-    def payload(self, tokens: Sequence[int]) -> Payload:
-        """See `Codec.payload`."""
-        return list(tokens)
-
-    def number(self, token: Token) -> int:
-        """See `Codec.number`."""
-        assert token.id is not None
-        return token.id
-
-    def unfinished(self, tokens: Sequence[int], cancelled: Cancelled = None) -> list[int]:
-        """See `Codec.unfinished`."""
-        tail = list(tokens[-2 * CHARACTER_TOKENS :])
-        for size in range(min(CHARACTER_TOKENS, len(tail))):
-            if not self.text(tail[: len(tail) - size], cancelled).endswith(UNFINISHED):
-                return tail[len(tail) - size :]
-        return []
-
-    def text(self, tokens: Sequence[int], cancelled: Cancelled = None) -> str:
-        """See `Codec.text`. Control tokens are spelled out."""
-        body = {"model": self._model, "tokens": list(tokens)}
-        text: str = self._client.post("/detokenize", body, cancelled=cancelled)["prompt"]
-        return text
-
-    def can_end(self, tokens: Sequence[int], length: int) -> bool:
-        """See `Codec.can_end`."""
-        return True
-
-    def _render(
-        self, messages: Any, tools: Sequence[Mapping[str, Any]], cancelled: Cancelled
-    ) -> list[int]:
-        """Return the tokens of messages in the server's template."""
-        body: dict[str, Any] = {"messages": messages, "add_generation_prompt": True}
-        if tools:
-            body["tools"] = list(tools)
-        return self._post(body, cancelled)["tokens"]  # type: ignore[no-any-return]
-
-    def _specials(self, strings: Sequence[str], cancelled: Cancelled) -> list[str]:
-        """Return what in some texts is the spelling of a special token."""
-        found = {match for string in strings for match in _LOOKS_SPECIAL.findall(string)}
-        tokens = {text: self._tokenize(text, cancelled)[0] for text in found}
-        return [
-            text
-            for text, own in tokens.items()
-            if len(own) == 1 and self._is_control(own[0], cancelled)
-        ]
-
-    def _is_control(self, token: int, cancelled: Cancelled) -> bool:
-        """Whether a token is no text: the server writes nothing if it is made to write it.
-
-        Others, such as `<tool_call>`, have a name and are text all the same.
-        """
-        if token not in self._controls:
-            body = {
-                "model": self._model,
-                "prompt": [token],
-                "max_tokens": 1,
-                "temperature": 0,
-                "logit_bias": {str(token): 100},
-                "return_token_ids": True,
-            }
-            answer = self._client.post("completions", body, cancelled=cancelled)
-            choice = answer["choices"][0]
-            self._controls[token] = choice["token_ids"] != [token] or not choice["text"]
-        return self._controls[token]
-
-    def _pieces(
-        self, shield: Shield, text: str, cancelled: Cancelled, *, bounds: bool = False
-    ) -> list[int]:
-        tokens: list[int] = []
-        for piece in shield.pieces(text):
-            if piece.literal:
-                tokens += self.encode_text(piece.text, tokens, cancelled)
-            else:
-                tokens += self._tokenize(piece.text, cancelled, bounds=bounds and not tokens)[0]
-        return tokens
-
-    def _tokenize(
-        self, text: str, cancelled: Cancelled, *, bounds: bool = False
-    ) -> tuple[list[int], list[str]]:
-        """Return tokens and how they are spelled; special ones are read as such."""
-        body = {"prompt": text, "add_special_tokens": bounds, "return_token_strs": True}
-        answer = self._post(body, cancelled)
-        return answer["tokens"], answer.get("token_strs") or []
-
-    def _post(self, body: Mapping[str, Any], cancelled: Cancelled) -> Any:
-        return self._client.post("/tokenize", {"model": self._model, **body}, cancelled=cancelled)
-
-
-class PieceCodec:
-    """Pieces of text, for servers that take text only; how many tokens it has, they tell.
-
-    Text that the model has not written is one piece, followed by as many fillers as it has tokens
-    more. Special tokens in it cannot be told from text: such a server reads them everywhere.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        model: str,
-        template: ChatTemplate | None,
-        dialect: Dialect,
-        base_url: str,
-    ) -> None:
-        """Number pieces as all codecs of this server's model do."""
-        self._client = client
-        self._model = model
-        self._template = template
-        self._dialect = dialect
-        self._numbers = _numbers(base_url, model)
-
-    def encode(self, prompt: Prompt, cancelled: Cancelled = None) -> list[int]:
-        """See `Codec.encode`."""
-        text = prompt.text
-        if text is None:
-            if self._template is None:
-                raise _no_template(self._model)
-            text = self._template.render(prompt.messages, prompt.tools)
-        return self._filled(text, self._count(text, cancelled)) if text else []
-
-    def encode_text(
-        self, text: str, before: Sequence[int], cancelled: Cancelled = None
-    ) -> list[int]:
-        """See `Codec.encode_text`."""
-        if not text:
-            return []
-        start = self.text(before)
-        count = self._count(start + text, cancelled) - self._count(start, cancelled)
-        return self._filled(text, max(count, 1))
-
-    def payload(self, tokens: Sequence[int]) -> Payload:
-        """See `Codec.payload`."""
-        return self.text(tokens)
-
-    def number(self, token: Token) -> int:
-        """See `Codec.number`."""
-        return self._numbers.of(token.text)
-
-    def unfinished(self, tokens: Sequence[int], cancelled: Cancelled = None) -> list[int]:
-        """See `Codec.unfinished`. Text has whole characters only."""
-        return []
-
-    def text(self, tokens: Sequence[int], cancelled: Cancelled = None) -> str:
-        """See `Codec.text`."""
-        return "".join(map(self._numbers.text, tokens))
-
-    def can_end(self, tokens: Sequence[int], length: int) -> bool:
-        """See `Codec.can_end`. A filler's text stands before it."""
-        return length == len(tokens) or tokens[length] != FILLER
-
-    def _filled(self, text: str, count: int) -> list[int]:
-        return [self._numbers.of(text), *[FILLER] * (count - 1)]
-
-    def _count(self, text: str, cancelled: Cancelled) -> int:
-        path, name = TOKENIZERS[self._dialect]
-        body = {"model": self._model, name: text}
-        return len(self._client.post(path, body, cancelled=cancelled)["tokens"])
-
-
-FILLER = 0
-
-
-class _Numbers:
-    """Numbers for pieces of text, the same for everybody in this process."""
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._texts = [""]  # the filler's
-        self._known: dict[str, int] = {}
-
-    def of(self, text: str) -> int:
-        with self._guard:
-            if text not in self._known:
-                self._known[text] = len(self._texts)
-                self._texts.append(text)
-            return self._known[text]
-
-    def text(self, number: int) -> str:
-        return self._texts[number]
-
-
-@cache
-def _numbers(base_url: str, model: str) -> _Numbers:
-    return _Numbers()
-
-
-def _no_template(model: str) -> ConfigurationError:
+def no_template(model: str) -> ConfigurationError:
     return ConfigurationError(
         f"the server of {model} does not render chat messages; give chat_template, the Jinja "
         "source of the model's template"
     )
-
-
-def _strings(value: Any) -> list[str]:
-    """Return all texts in messages."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    return [s for item in value for s in _strings(item)] if isinstance(value, Sequence) else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,12 +12,14 @@ import httpx
 
 from specguard_chains.errors import (
     ConfigurationError,
+    ContextOverflowError,
     ServerAuthenticationError,
     ServerError,
     ServerTimeoutError,
 )
 
 REPEATABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
+_OVERFLOW = re.compile("maximum (context|model) length")
 EXCERPT = 300
 """Most characters of a server's own words in a message."""
 
@@ -41,7 +44,7 @@ class Translator:
         self.models: Sequence[str] = ()
         """What the server has, once it is known."""
 
-    def refusal(self, response: httpx.Response) -> ServerError | Passing:
+    def refusal(self, response: httpx.Response) -> Exception:
         """Return the error of an answer whose status is not a success."""
         status = response.status_code
         told = self._scrub(_message(response))
@@ -51,6 +54,11 @@ class Translator:
                 f"{where} does not accept the API key (status {status}): {told}; give api_key or "
                 "set OPENAI_API_KEY",
                 status=status,
+            )
+        if status == 400 and _OVERFLOW.search(told):
+            return ContextOverflowError(
+                f"{where} has no room for a request: {told}; give a smaller context_length, or "
+                "have it use a longer one"
             )
         if status == 404:
             return ServerError(self._not_found(response, told), status=status)
@@ -71,15 +79,8 @@ class Translator:
     def failure(self, error: Exception, url: str) -> Exception:
         """Return the error of a request that got no whole answer."""
         told = self._scrub(str(error)) or type(error).__name__
-        if _is_certificate_error(error):
-            return _caused(
-                ServerError(
-                    f"the certificate of {self.base_url} is not accepted: {told}; have it signed "
-                    "by an authority that this machine trusts, or give the authority's file as "
-                    "verify"
-                ),
-                error,
-            )
+        if (tls := _tls_error(error)) is not None:
+            return _caused(ServerError(self._tls_refusal(tls, told)), error)
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             message = f"no server answers at {self.base_url}: {told}; start it, or correct its URL"
         elif isinstance(error, httpx.TransportError) and not isinstance(
@@ -170,6 +171,14 @@ class Translator:
             "correct base_url, which ends in /v1 as a rule"
         )
 
+    def _tls_refusal(self, error: ssl.SSLError, told: str) -> str:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return (
+                f"the certificate of {self.base_url} is not accepted: {told}; have it signed by an "
+                "authority that this machine trusts, or give the authority's file as verify"
+            )
+        return f"{self.base_url} does not speak TLS as it should: {told}; is it http, not https?"
+
     def _nonsense(self, body: bytes, response: httpx.Response) -> ServerError:
         return ServerError(
             f"{response.url} answers with what is not JSON: {self._excerpt(body)}; is an "
@@ -212,12 +221,10 @@ def _told(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _is_certificate_error(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, ssl.SSLError):
-            return True
+def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
+    while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
-    return False
+    return error
 
 
 def _caused(error: Exception, cause: Exception) -> Exception:

@@ -18,11 +18,10 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import httpx
-from tenacity import RetryCallState, Retrying, stop_after_attempt, wait_exponential, wait_random
-from tenacity.retry import retry_if_exception_type
 
 from specguard_adapters._openai_errors import Passing, Translator
-from specguard_chains.errors import DecodingCancelled, EngineError, ServerError
+from specguard_adapters._openai_retries import retrying
+from specguard_chains.errors import DecodingCancelled, EngineError, SpecGuardError
 
 T = TypeVar("T")
 Cancelled = Callable[[], bool] | None
@@ -32,7 +31,6 @@ POLL_S = 0.02
 CONNECT_S = 10.0
 """Longest wait for a connection, if the whole request may take longer."""
 CLOSE_S = 10.0
-BACKOFF_S, LONGEST_BACKOFF_S = 0.25, 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +147,10 @@ class Client:
         url = f"{self.root}{path}" if path.startswith("/") else f"{self.base_url}/{path}"
         deadline = time.monotonic() + self._timeout_s
         call = _Call(method, url, body, consume is not next, deadline, cancelled)
-        retrying = Retrying(
-            retry=retry_if_exception_type(Passing),
-            wait=_wait_s,
-            stop=_any_of(
-                stop_after_attempt(self._max_retries + 1),
-                lambda state: state.upcoming_sleep >= call.left_s,
-            ),
-            sleep=lambda seconds: self._pause(seconds, call),
-            retry_error_callback=_give_up,
+        repeated = retrying(
+            self._max_retries, lambda: call.left_s, lambda seconds: self._pause(seconds, call)
         )
-        result: T = retrying(self._attempt, call, consume)
+        result: T = repeated(self._attempt, call, consume)
         return result
 
     def _attempt(self, call: _Call, consume: Callable[[Iterator[Any]], T]) -> T:
@@ -225,7 +216,7 @@ class Client:
                     put(self._translator.parse(await response.aread(), response))
         except TimeoutError:
             put(_Failure(self._translator.timeout(call.url, self._timeout_s)))
-        except (ServerError, Passing) as error:
+        except (SpecGuardError, Passing) as error:
             put(_Failure(error))
         except Exception as error:
             put(_Failure(self._translator.failure(error, call.url)))
@@ -258,25 +249,3 @@ class Client:
             raise EngineError(f"the engine at {self.base_url} is closed; make another one")
         if call.cancelled is not None and call.cancelled():
             raise DecodingCancelled("the request was cancelled")
-
-
-_backoff_s = wait_exponential(BACKOFF_S, LONGEST_BACKOFF_S) + wait_random(0, BACKOFF_S)
-
-
-def _wait_s(state: RetryCallState) -> float:
-    """Wait exponentially longer, or as long as the server asks for."""
-    backoff: float = _backoff_s(state)
-    error = state.outcome.exception() if state.outcome else None
-    asked = error.retry_after_s if isinstance(error, Passing) else None
-    return max(backoff, asked or 0.0)
-
-
-def _any_of(*stops: Callable[[RetryCallState], bool]) -> Callable[[RetryCallState], bool]:
-    return lambda state: any(stop(state) for stop in stops)
-
-
-def _give_up(state: RetryCallState) -> Any:
-    assert state.outcome is not None
-    error = state.outcome.exception()
-    assert isinstance(error, Passing)
-    raise error.error from error.__cause__

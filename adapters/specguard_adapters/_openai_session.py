@@ -7,18 +7,13 @@ forgets nothing has computed.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
-from specguard_adapters._openai_codec import Codec
-from specguard_adapters._openai_completions import Completions, Event
 from specguard_adapters._openai_draft import Draft
-from specguard_adapters._openai_errors import Passing
 from specguard_adapters._openai_http import Cancelled
+from specguard_adapters._openai_writer import Server, Writer
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.cache import common_prefix
 from specguard_chains.decoding.engine import Candidate, Counters, Reading, Watch
@@ -27,24 +22,8 @@ from specguard_chains.errors import ConfigurationError, ContextOverflowError, En
 
 _WHOLE = (Ending.BOUNDARY, Ending.STOP_STRING, Ending.END_OF_SEQUENCE)
 """Steps that end so end with a whole character."""
-
-
 PATIENCE_S = 1.0
 """Translating a foreign step is too little work to be cancelled at, unless the server hangs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """What sessions of one engine share."""
-
-    name: str
-    vocabulary: str
-    context_length: int
-    max_candidates: int
-    completions: Completions
-    codec: Codec
-    check: Callable[[Cancelled], None]
-    """Raises if there must be no more requests."""
 
 
 class OpenAISession:
@@ -97,7 +76,15 @@ class OpenAISession:
         distinct = 1 if sampling.greedy else n
         codec, dangling = self._server.codec, self._dangling()
         drafts = [Draft(boundary, codec, dangling, self._cancelled) for _ in range(distinct)]
-        writer = _Writer(self, boundary, sampling, _first_seed(seed))
+        writer = Writer(
+            self._server,
+            self._tokens,
+            self.counters,
+            self._cancelled,
+            boundary,
+            sampling,
+            _first_seed(seed),
+        )
         watch = watch if self._server.completions.features.logprobs else None
         self._note_read()
         self._drafts, self._read = drafts, []
@@ -213,127 +200,10 @@ class OpenAISession:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Writer:
-    """Has the server write candidates."""
-
-    session: OpenAISession
-    boundary: Boundary
-    sampling: Sampling
-    seed: int
-
-    def write(self, drafts: Sequence[Draft], first: int, watch: Watch | None) -> None:
-        """Write candidates side by side; the first one's number is `first`.
-
-        A server that stops by itself may stop too early, as blank text is no step: then each of
-        the candidates goes on alone.
-        """
-        self._request(drafts, drafts, first, watch)
-        rounds = 0
-        while open_drafts := [draft for draft in drafts if draft.ending is None]:
-            rounds += 1
-            for draft in open_drafts:
-                if draft.ending is None:
-                    number = first + drafts.index(draft) + rounds * self._max_candidates
-                    self._request([draft], drafts, number, watch)
-        if not self.session._server.completions.features.token_ids:
-            for number, draft in enumerate(drafts, first):
-                if draft.has_gaps:
-                    self._fill_gaps(draft, number)
-
-    def write_each(self, drafts: Sequence[Draft], watch: Watch | None) -> None:
-        """Write candidates one after the other, for servers that cannot otherwise.
-
-        A candidate that is denied is put aside, and written in full only if another one can be
-        accepted.
-        """
-        for number, draft in enumerate(drafts):
-            self.write([draft], number, watch)
-            if watch is not None and not draft.denied(watch):
-                watch = None
-        if watch is None:
-            for number, draft in enumerate(drafts):
-                if draft.ending is Ending.REJECTED_EARLY:
-                    draft.cut(0)
-                    self.write([draft], number, None)
-
-    def _request(
-        self, drafts: Sequence[Draft], group: Sequence[Draft], number: int, watch: Watch | None
-    ) -> None:
-        """Write with one request until the server stops, each draft has ended, or all are denied.
-
-        Drafts that are written together have written equally much.
-        """
-        session = self.session
-        server = session._server
-        lengths = [len(draft.tokens) for draft in drafts]
-
-        def consume(events: Iterator[Event]) -> None:
-            for draft, length in zip(drafts, lengths, strict=True):
-                draft.cut(length)  # what a request that broke off has left
-            stopped = set()
-            for event in events:
-                session.counters.written += drafts[event.index].take(event)
-                if watch is not None and all(draft.denied(watch) for draft in group):
-                    _end_early(group)
-                    return
-                if event.finish is not None:
-                    stopped.add(event.index)
-                if len(stopped) == len(drafts):
-                    _read_to_the_end(events)
-                    return
-                if all(d.ending or i in stopped for i, d in enumerate(drafts)):
-                    return
-            raise server.completions.incomplete()
-
-        server.completions.stream(
-            server.codec.payload([*session._tokens, *drafts[0].tokens]),
-            len(drafts),
-            min(draft.room for draft in drafts),
-            self.sampling,
-            self.seed + number,
-            [self.boundary.delimiter, *self.boundary.stop],
-            consume,
-            cancelled=session._cancelled,
-        )
-
-    def _fill_gaps(self, draft: Draft, number: int) -> None:
-        """Have a candidate written again, unstreamed, where the stream has lost characters.
-
-        llama-cpp-python decodes each token of a stream by itself, and drops characters that are
-        spread over several; the text of a whole answer has them [run, llama-cpp-python 0.3.36].
-        """
-        server = self.session._server
-        event = server.completions.write(
-            server.codec.payload(self.session._tokens),
-            len(draft.tokens),
-            self.sampling,
-            self.seed + number,
-            cancelled=self.session._cancelled,
-        )
-        draft.replace(event)
-
-    @property
-    def _max_candidates(self) -> int:
-        return self.session._server.max_candidates
-
-
 def _after(seconds: float, cancelled: Cancelled) -> Cancelled:
     """Ask whether a request was cancelled only after some time."""
     since = time.monotonic()
     return cancelled and (lambda: time.monotonic() - since > seconds and cancelled())
-
-
-def _read_to_the_end(events: Iterator[Event]) -> None:
-    """Let the server finish its stream, so that its connection can be used again."""
-    with suppress(Passing):  # everything of interest is here
-        deque(events, maxlen=0)
-
-
-def _end_early(drafts: Sequence[Draft]) -> None:
-    for draft in drafts:
-        if draft.ending is None:
-            draft.ending = Ending.REJECTED_EARLY
 
 
 def _first_seed(seed: Sequence[int]) -> int:

@@ -7,22 +7,30 @@
 from __future__ import annotations
 
 import os
-import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from specguard_adapters._openai_codec import Codec, IdCodec, PieceCodec
+from specguard_adapters._openai_codec import Codec
 from specguard_adapters._openai_completions import Completions
 from specguard_adapters._openai_errors import Translator
-from specguard_adapters._openai_features import ServerFeatures, find_features
+from specguard_adapters._openai_features import find_features
 from specguard_adapters._openai_http import Client
-from specguard_adapters._openai_session import OpenAISession, Server
+from specguard_adapters._openai_ids import IdCodec
+from specguard_adapters._openai_pieces import PieceCodec
+from specguard_adapters._openai_session import OpenAISession
+from specguard_adapters._openai_settings import (
+    check_numbers,
+    check_url,
+    secret_key,
+    shown,
+    tls,
+    usable_length,
+)
+from specguard_adapters._openai_writer import Server
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.fair_lock import FairLock
 from specguard_chains.decoding.grounding import GroundingSpec
@@ -79,9 +87,9 @@ class OpenAIEngine:
             ConfigurationError: A value does not suit the server.
             ServerError: The server cannot be reached, or refuses the requests.
         """
-        _check_url(base_url)
-        _check_numbers(max_candidates, timeout_s, max_retries, context_length)
-        key = _key(api_key)
+        check_url(base_url)
+        check_numbers(max_candidates, timeout_s, max_retries, context_length)
+        key = secret_key(api_key)
         sent = dict(headers or {})
         if key is not None:
             sent["Authorization"] = f"Bearer {key.get_secret_value()}"
@@ -99,14 +107,14 @@ class OpenAIEngine:
             headers=sent,
             timeout_s=timeout_s,
             max_retries=max_retries,
-            verify=base_url.startswith("https:") and _tls(verify),
+            verify=base_url.startswith("https:") and tls(verify),
         )
         try:
             self.features = find_features(self._client, model, translator)
             self._server = Server(
                 name=model,
                 vocabulary=f"{base_url} {model}",
-                context_length=_context_length(context_length, self.features, base_url),
+                context_length=usable_length(context_length, self.features, base_url),
                 max_candidates=max_candidates,
                 completions=Completions(self._client, model, self.features, translator),
                 codec=self._codec(template),
@@ -133,12 +141,12 @@ class OpenAIEngine:
         host, _, model = rest.partition("/")
         if scheme not in SCHEMES or not host or not model:
             raise ConfigurationError(
-                f"{_shown(url)} is not the URL of a model on a server; write "
+                f"{shown(url)} is not the URL of a model on a server; write "
                 "openai://host:port/model, or openais:// for https"
             )
         if "@" in host or "?" in rest or "#" in rest:
             raise ConfigurationError(
-                f"{_shown(url)} has more than a host and a model; give keys as api_key or "
+                f"{shown(url)} has more than a host and a model; give keys as api_key or "
                 "$OPENAI_API_KEY, and settings as arguments"
             )
         return cls(model, base_url=f"{SCHEMES[scheme]}://{host}/v1", **settings)
@@ -214,68 +222,3 @@ class OpenAIEngine:
             renders = self.features.chat_template
             return IdCodec(self._client, self.name, template, renders=renders)
         return PieceCodec(self._client, self.name, template, self.features.dialect, self.base_url)
-
-
-def _key(api_key: str | SecretStr | None) -> SecretStr | None:
-    if api_key is None:
-        api_key = os.environ.get("OPENAI_API_KEY") or None
-    return SecretStr(api_key) if isinstance(api_key, str) else api_key
-
-
-def _check_url(base_url: str) -> None:
-    try:
-        parts = urlsplit(base_url)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        raise ConfigurationError(f"base_url {_shown(base_url)} is not a URL") from None
-    if not valid:
-        raise ConfigurationError(
-            f"base_url {_shown(base_url)} is not the address of an API; write for example "
-            "http://127.0.0.1:8000/v1"
-        )
-    if parts.username is not None or parts.query or parts.fragment:
-        raise ConfigurationError(
-            f"base_url {_shown(base_url)} has more than an address; give keys as api_key or "
-            "$OPENAI_API_KEY"
-        )
-
-
-def _shown(url: str) -> str:
-    """Return a URL without what may be secret in it."""
-    return repr(re.sub(r"(?<=//)[^/]*@|[?#].*", "…", url))
-
-
-def _check_numbers(
-    max_candidates: int, timeout_s: float, max_retries: int, context_length: int | None
-) -> None:
-    if max_candidates < 1:
-        raise ConfigurationError(f"max_candidates must be at least 1, not {max_candidates}")
-    if not timeout_s > 0:
-        raise ConfigurationError(f"timeout_s must be more than 0 seconds, not {timeout_s}")
-    if max_retries < 0:
-        raise ConfigurationError(f"max_retries must be at least 0, not {max_retries}")
-    if context_length is not None and context_length < 2:
-        raise ConfigurationError(f"context_length must be at least 2, not {context_length}")
-
-
-def _context_length(asked: int | None, features: ServerFeatures, base_url: str) -> int:
-    """Return the usable length: one token less than the server's, as reading writes one."""
-    has = features.max_length
-    if asked is None and has is None:
-        raise ConfigurationError(
-            f"the server at {base_url} does not tell how long its context is; give context_length"
-        )
-    if asked is not None and has is not None and asked > has:
-        raise ConfigurationError(
-            f"context_length={asked} is longer than the {has} tokens of the server at {base_url}; "
-            "lower it"
-        )
-    return (asked or has or 0) - 1
-
-
-def _tls(verify: bool | str | os.PathLike[str] | ssl.SSLContext) -> bool | ssl.SSLContext:
-    if isinstance(verify, bool | ssl.SSLContext):
-        return verify
-    if not Path(verify).is_file():
-        raise ConfigurationError(f"verify={os.fspath(verify)!r} is not a file of certificates")
-    return ssl.create_default_context(cafile=os.fspath(verify))

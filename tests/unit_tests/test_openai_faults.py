@@ -14,13 +14,14 @@ pytest.importorskip("httpx")
 
 from pydantic import SecretStr
 
-from specguard_adapters import _openai_http
+from specguard_adapters import _openai_retries
 from specguard_adapters.openai import OpenAIEngine
 from specguard_chains.decoding.boundaries import Boundary
 from specguard_chains.decoding.engine import Candidate, Prompt, Session
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.errors import (
     ConfigurationError,
+    ContextOverflowError,
     DecodingCancelled,
     EngineError,
     ServerAuthenticationError,
@@ -37,7 +38,7 @@ Make = Callable[..., OpenAIEngine]
 
 @pytest.fixture(autouse=True)
 def fast_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_openai_http, "_backoff_s", lambda _: 0.01)
+    monkeypatch.setattr(_openai_retries, "_backoff_s", lambda _: 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
@@ -161,6 +162,17 @@ def test_a_model_that_has_gone_is_told(server: ScriptedServer, make: Make) -> No
         write(session)
 
 
+@pytest.mark.parametrize("told", ["maximum context length is 128", "maximum model length of 128"])
+def test_an_overflow_on_the_server_is_an_overflow(
+    server: ScriptedServer, make: Make, told: str
+) -> None:
+    session = make().open(PROMPT)
+    server.faults = [Fault("status", 400, body=f'{{"error": {{"message": "the {told}."}}}}')]
+    with pytest.raises(ContextOverflowError, match=told):
+        write(session)
+    assert write(session)
+
+
 def test_retry_after_is_obeyed(server: ScriptedServer, make: Make) -> None:
     session = make().open(PROMPT)
     server.faults = [Fault("status", 429, {"Retry-After": "0.4"})]
@@ -281,7 +293,7 @@ def test_a_host_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_server_without_tls_is_told_from_one_that_is_not_there(server: ScriptedServer) -> None:
     url = server.url.replace("http:", "https:")
-    with pytest.raises(ServerError, match=r"certificate.*not accepted.*verify"):
+    with pytest.raises(ServerError, match=r"does not speak TLS.*is it http"):
         OpenAIEngine("toy", base_url=url)
 
 
