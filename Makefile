@@ -10,10 +10,10 @@ NO_NETWORK := --disable-socket --allow-unix-socket --allow-hosts=127.0.0.1,::1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test integration lint format bench clean
+.PHONY: help demo test integration integration-vllm lint format bench clean
 
 help:  ## Show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.stamp-demo  ## Fetch the default models and run examples/quickstart.py
 	$(BIN)/python examples/quickstart.py $(ARGS)
@@ -23,6 +23,10 @@ test: $(VENV)/.stamp-test  ## Run the unit tests: no weights, no network
 
 integration: $(VENV)/.stamp-integration  ## Run the tests on real models (fetched once)
 	$(BIN)/python -m pytest tests/integration_tests tests/conformance -m integration $(ARGS)
+
+integration-vllm: $(VENV)/.stamp-integration  ## Run the tests of servers on a vLLM of its own (CPU; 3.4 GB)
+	$(BIN)/python scripts/with_vllm_server.py -- $(BIN)/python -m pytest \
+		tests/conformance/test_openai.py tests/integration_tests/test_vllm.py -m integration $(ARGS)
 
 lint: $(VENV)/.stamp-lint  ## Check style, format and types
 	$(BIN)/ruff check .
@@ -38,7 +42,7 @@ bench: $(VENV)/.stamp-bench  ## Compare with a bare loop and measure memory; wit
 	$(if $(DATA),$(BIN)/python benchmarks/gsm8k.py --data $(DATA) --out gsm8k-results.jsonl)
 
 clean:  ## Remove the environment and the caches of the tools (models stay)
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .venv-vllm .mypy_cache .pytest_cache .ruff_cache build dist
 
 # One environment, one stamp per set of extras: a repeated call installs nothing.
 $(VENV)/.stamp-demo:        EXTRAS := llama-cpp,hub
