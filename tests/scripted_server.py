@@ -82,6 +82,8 @@ class ScriptedServer:
     lacks: set[str] = field(default_factory=set)
     """Of: models, tokenize, length, logprobs, raw_logprobs, token_ids, n, stops, scoring, rows (the
     right ones are read for scores), chat_template, neutral, stream."""
+    adds_space: bool = False
+    """Texts are tokenized with a space before them."""
     key: str | None = None
     token_s: float = 0.0
     """Pause before each streamed token."""
@@ -183,8 +185,11 @@ class _Handler(BaseHTTPRequestHandler):
         text = body.get("prompt", body.get("input", ""))
         if "messages" in body:
             text = "".join(f"{m['role']}:{m['content']}{SPELLED}" for m in body["messages"]) + "A:"
+        if self.script.adds_space and text:
+            text = f" {text}"
         tokens = encode(text)
-        self._json({"tokens": tokens, "token_strs": [spell(token) for token in tokens]})
+        spelled = [spell(token).replace(" ", "\u2581") for token in tokens]
+        self._json({"tokens": tokens, "token_strs": spelled})
 
     def _detokenize(self, body: dict[str, Any]) -> None:
         self._json({"prompt": decode(body["tokens"])})

@@ -23,6 +23,8 @@ TOKENIZERS: Mapping[Dialect, tuple[str, str]] = {
 }
 """Where a text is tokenized, and the name that it has in the request."""
 
+SPACE = "\u2581"
+"""How SentencePiece spells a space."""
 SAMPLE = "The capital of Italy is"
 WRITTEN = 8
 """Tokens that the probes have the model write."""
@@ -44,6 +46,8 @@ class ServerFeatures:
 
     dialect: Dialect
     """Whose endpoints it has beside the standard ones."""
+    adds_space: bool
+    """Its tokenizer puts a space before a text, as those of SentencePiece often do."""
     max_length: int | None
     """The longest sequence, if it says."""
     neutral: Mapping[str, Any] | None
@@ -84,13 +88,14 @@ class _Probes:
 
     def features(self) -> ServerFeatures:
         max_length = self._model_length()
-        dialect = self._dialect()
+        dialect, adds_space = self._dialect()
         neutral, first = self._completion(_NEUTRAL[dialect])
         logprobs = _logprobs(first) is not None and self._raw_logprobs(first, neutral)
         token_ids = dialect == "vllm" and self._token_ids(first)
         scoring, has_answer = self._scoring(first) if logprobs else (None, False)
         return ServerFeatures(
             dialect=dialect,
+            adds_space=adds_space,
             max_length=max_length,
             neutral=neutral,
             logprobs=logprobs,
@@ -113,14 +118,18 @@ class _Probes:
         length = (own or {}).get("max_model_len")
         return length if isinstance(length, int) else None
 
-    def _dialect(self) -> Dialect:
+    def _dialect(self) -> tuple[Dialect, bool]:
+        """Return whose endpoints there are, and whether a text gains a space."""
         for dialect, (path, name) in TOKENIZERS.items():
-            if self._post(path, **{name: SAMPLE}).get("tokens"):
-                return dialect
+            told = {"return_token_strs": True, "add_special_tokens": False}
+            answer = self._post(path, **{name: SAMPLE}, **told)
+            if answer.get("tokens"):
+                spelled = answer.get("token_strs") or [""]
+                return dialect, spelled[0].startswith(SPACE)
         raise ConfigurationError(
             f"the server at {self._client.base_url} has neither /tokenize (vLLM) nor "
             "/extras/tokenize (llama-cpp-python), without which no length can be told; use one "
-            "of these servers"
+            "of these servers, or correct base_url, which ends in /v1 as a rule"
         )
 
     def _completion(

@@ -10,9 +10,11 @@ from specguard_adapters._openai_codec import CHARACTER_TOKENS, UNFINISHED, no_te
 from specguard_adapters._openai_completions import Payload, Token
 from specguard_adapters._openai_http import Cancelled, Client
 from specguard_chains.decoding.engine import Prompt
-from specguard_chains.errors import ConfigurationError
+from specguard_chains.errors import ConfigurationError, EngineError
 from specguard_chains.templates import ChatTemplate, Shield
 
+ANCHOR = "\n"
+"""Text before a text: the space is put before it."""
 _LOOKS_SPECIAL = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 
 
@@ -20,10 +22,25 @@ class IdCodec:
     """A `Codec` of token ids."""
 
     def __init__(
-        self, client: Client, model: str, template: ChatTemplate | None, *, renders: bool
+        self,
+        client: Client,
+        model: str,
+        template: ChatTemplate | None,
+        *,
+        renders: bool,
+        adds_space: bool,
     ) -> None:
-        """Tokenize by the server, and have it render messages unless a template is given."""
+        """Tokenize by the server, and have it render messages unless a template is given.
+
+        Args:
+            client: Talks to the server.
+            model: The model's name.
+            template: Takes the place of the server's.
+            renders: Whether the server has a template.
+            adds_space: Whether its tokenizer puts a space before a text.
+        """
         self._renders = renders
+        self._adds_space = adds_space
         self._controls: dict[int, bool] = {}
         self._client = client
         self._model = model
@@ -58,7 +75,7 @@ class IdCodec:
         """See `Codec.encode_text`. Special tokens in the text stay text."""
         if not text:
             return []
-        tokens, spelled = self._tokenize(text, cancelled)
+        tokens, spelled = self._continue(text, cancelled)
         specials = [
             string
             for token, string in zip(tokens, spelled, strict=False)
@@ -69,7 +86,7 @@ class IdCodec:
         cut = re.compile(
             "|".join(rf"(?<={re.escape(s[0])})(?={re.escape(s[1:])})" for s in specials)
         )
-        return [t for part in cut.split(text) for t in self._tokenize(part, cancelled)[0]]
+        return [t for part in cut.split(text) for t in self._continue(part, cancelled)[0]]
 
     def payload(self, tokens: Sequence[int]) -> Payload:
         """See `Codec.payload`."""
@@ -146,6 +163,19 @@ class IdCodec:
             else:
                 tokens += self._tokenize(piece.text, cancelled, bounds=bounds and not tokens)[0]
         return tokens
+
+    def _continue(self, text: str, cancelled: Cancelled) -> tuple[list[int], list[str]]:
+        """Return the tokens of text that goes on after other text, and how they are spelled."""
+        if not self._adds_space:
+            return self._tokenize(text, cancelled)
+        anchor, _ = self._tokenize(ANCHOR, cancelled)
+        tokens, spelled = self._tokenize(ANCHOR + text, cancelled)
+        if tokens[: len(anchor)] != anchor:
+            raise EngineError(
+                f"the server of {self._model} does not tokenize {text[:20]!r} as a continuation; "
+                "take a draft with the same tokenizer on the same server"
+            )
+        return tokens[len(anchor) :], spelled[len(anchor) :]
 
     def _tokenize(
         self, text: str, cancelled: Cancelled, *, bounds: bool = False

@@ -219,6 +219,11 @@ class OpenAIEngine:
 
     def _codec(self, template: ChatTemplate | None) -> Codec:
         if self.features.token_ids:
-            renders = self.features.chat_template
-            return IdCodec(self._client, self.name, template, renders=renders)
+            return IdCodec(
+                self._client,
+                self.name,
+                template,
+                renders=self.features.chat_template,
+                adds_space=self.features.adds_space,
+            )
         return PieceCodec(self._client, self.name, template, self.features.dialect, self.base_url)

@@ -242,6 +242,16 @@ def test_special_tokens_in_messages_stay_text(make: Make) -> None:
     assert engine.text(tricky) == f"user:Hi{SPELLED}bye [x]{SPELLED}A:"
 
 
+def test_no_space_comes_before_a_foreign_step(make: Make) -> None:
+    server, engine = make("x", adds_space=True)
+    session = engine.open(ASK)
+    session.accept(text_step(f"so{SPELLED} it"))
+    session.accept(text_step(" is"))
+    step(session)
+    prompt = server.bodies()[-1]["prompt"]
+    assert bytes(prompt).decode() == f" Q: why? A:so{SPELLED} it is"
+
+
 def test_names_that_are_text_stay_tokens(make: Make) -> None:
     _, engine = make("x")
     session = engine.open(ASK)
