@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import weakref
@@ -262,6 +263,56 @@ def eager_attention(engine: HuggingFaceEngine, tokens: Sequence[int], layers: in
     with torch.no_grad():
         seen = model(torch.tensor([list(tokens)]), use_cache=False, output_attentions=True)
     return np.stack([layer[0].numpy() for layer in seen.attentions[-layers:]])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("window", [False, True], ids=["full", "window"])
+def test_any_history_of_trees_equals_the_formula(
+    load: Load, folder: Path, windowed_folder: Path, seed: int, window: bool
+) -> None:
+    """Trees whose nodes stand on one branch or on several; one path is kept, in part or whole."""
+    engine = load(windowed_folder if window else folder, max_candidates=4, attention=True)
+    cache, rng = engine.new_cache(), np.random.default_rng(seed)
+    cache.configure(SPEC, None)
+    context = rng.integers(259, len(VOCABULARY), 30).tolist()
+    cache.forward(context, range(30), [(0,)] * 30, context=True, all_logits=False)
+    for _ in range(5):
+        cache.fork(4, len(context))
+        paths: list[list[int]] = [[*context] for _ in range(4)]
+        groups = [(0, 1, 2, 3)]
+        nodes: list[tuple[list[int], int, tuple[int, ...]]] = []
+        while len(nodes) < 12:
+            groups = [part for group in groups for part in split(group, rng)]
+            for group in groups:
+                token = int(rng.integers(259, len(VOCABULARY)))
+                for branch in group:
+                    paths[branch].append(token)
+                nodes.append(([*paths[group[0]]], len(paths[group[0]]) - 1, group))
+        for part in (nodes[:5], nodes[5:]):
+            rows = cache.forward(
+                [path[-1] for path, _, _ in part],
+                [position for _, position, _ in part],
+                [group for _, _, group in part],
+                context=False,
+                all_logits=True,
+            )
+            assert rows.grounding is not None
+            for (path, _, _), logits, grounding in zip(
+                part, rows.logits, rows.grounding, strict=True
+            ):
+                np.testing.assert_allclose(logits, engine._model.reference(path)[-1], atol=5e-4)
+                attention = eager_attention(engine, path, SPEC.layers)
+                expected = rollout_reference(attention, len(context), SPEC)[-1]
+                np.testing.assert_allclose(grounding, expected, atol=1e-5)
+        branch = int(rng.integers(4))
+        context = paths[branch][: rng.integers(len(context), len(paths[branch]) + 1)]
+        cache.keep(branch, len(context))
+
+
+def split(group: tuple[int, ...], rng: np.random.Generator) -> list[tuple[int, ...]]:
+    """Some branches go on together, or part ways here."""
+    at = int(rng.integers(len(group)))
+    return [part for part in (group[:at], group[at:]) if part]
 
 
 @pytest.mark.parametrize("form", ["sparse", "dense", "renormalised"])
@@ -602,6 +653,18 @@ def test_a_closed_engine_says_so(load: Load, folder: Path) -> None:
             use()
 
 
+def test_closing_frees_the_model(load: Load, folder: Path) -> None:
+    engine = load(folder, attention=True)
+    session = engine.open(TEXT, grounding=SPEC)
+    sample(session, 1, 4)
+    model = weakref.ref(engine._model._opened())
+    engine.close()
+    gc.collect()
+    assert model() is None
+    with pytest.raises(EngineError, match="closed"):
+        sample(session, 1, 4)
+
+
 def test_misuse_of_tokens_is_refused(exact: HuggingFaceEngine) -> None:
     for token in (-1, len(VOCABULARY)):
         with pytest.raises(EngineError, match="vocabulary"):
@@ -661,6 +724,27 @@ def test_without_a_network_the_error_comes_soon(
     with pytest.raises(ModelNotFoundError, match="no-such-model"):
         load("specguard/no-such-model", local_files_only=True)
     assert time.monotonic() - started < 20
+
+
+def test_what_was_fetched_before_needs_no_network(
+    load: Load, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "models--specguard--tiny"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    for file in folder.iterdir():
+        (snapshot / file.name).write_bytes(file.read_bytes())
+
+    def no_network() -> None:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.utils.get_session", no_network)
+    engine = load("specguard/tiny")
+    assert engine.name == "tiny"
+    assert engine.vocabulary == load(folder).vocabulary
 
 
 @pytest.mark.parametrize(
