@@ -303,6 +303,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._start_stream()
                 self._event({"choices": [{**choice, "logprobs": None}]})
                 self._chunk(b"")
+            case "choice":
+                self._start_stream()
+                self._event({"choices": [{**choice, **json.loads(fault.body)}]})
+                self._chunk(b"")
             case "drip":
                 self._start_stream()
                 while True:

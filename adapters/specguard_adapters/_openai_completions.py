@@ -130,6 +130,10 @@ class Completions:
         """Return the error of a stream that ends before its answers."""
         return self._translator.incomplete("ends before its time")
 
+    def odd(self, what: str) -> Exception:
+        """Return the error of an answer that cannot be meant."""
+        return self._translator.odd(what)
+
     def _drawing(
         self, prompt: Payload, max_tokens: int, sampling: Sampling, seed: int
     ) -> dict[str, Any]:
@@ -162,7 +166,10 @@ class Completions:
     def _events(self, raw: Iterator[Mapping[str, Any]]) -> Iterator[Event]:
         for event in raw:
             for choice in event.get("choices") or ():
-                yield self._event(choice)
+                try:
+                    yield self._event(choice)
+                except (AttributeError, LookupError, TypeError, ValueError) as error:
+                    raise self.odd(f"has a choice that cannot be read: {choice}") from error
 
     def _event(self, choice: Mapping[str, Any]) -> Event:
         finish = _finish(choice)

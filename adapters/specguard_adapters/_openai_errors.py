@@ -158,6 +158,13 @@ class Translator:
             "was the server restarted with other settings? Make the engine anew"
         )
 
+    def odd(self, what: str) -> ServerError:
+        """Return the error of an answer that cannot be meant."""
+        return ServerError(
+            f"an answer of {self._model} at {self.base_url} {self._scrub(what)}; is an "
+            "OpenAI-compatible server there?"
+        )
+
     def no_model(self) -> str:
         """Say that the server does not have the model, and which it has."""
         has = f"; it has {', '.join(self.models)}" if self.models else ""

@@ -11,6 +11,7 @@ import asyncio
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -100,6 +101,8 @@ class Client:
             verify=verify,
         )
         self._thread.start()
+        # Also when nobody closes it: connections that are only forgotten raise warnings.
+        self._end = weakref.finalize(self, _end, self._loop, self._thread, self._http, self._tasks)
 
     def get(self, path: str, *, cancelled: Cancelled = None) -> Any:
         """Return what the server has at a path: below `base_url`, or with "/" below its root."""
@@ -130,10 +133,7 @@ class Client:
             if self._closed:
                 return
             self._closed = True
-        asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result(CLOSE_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSE_S)
-        self._loop.close()
+        self._end()
 
     def _request(
         self,
@@ -221,12 +221,6 @@ class Client:
         except Exception as error:
             put(_Failure(self._translator.failure(error, call.url)))
 
-    async def _shut_down(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._http.aclose()
-
     async def _events(self, response: httpx.Response) -> AsyncIterator[Json]:
         """Yield the JSON objects of a stream of server-sent events."""
         self._translator.expect_events(response)
@@ -249,3 +243,26 @@ class Client:
             raise EngineError(f"the engine at {self.base_url} is closed; make another one")
         if call.cancelled is not None and call.cancelled():
             raise DecodingCancelled("the request was cancelled")
+
+
+def _end(
+    loop: asyncio.AbstractEventLoop,
+    thread: threading.Thread,
+    http: httpx.AsyncClient,
+    tasks: set[asyncio.Task[None]],
+) -> None:
+    """Abort all requests and end the thread."""
+
+    async def shut_down() -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await http.aclose()
+
+    if threading.current_thread() is thread:  # collected as garbage just there
+        loop.call_soon(loop.stop)
+        return
+    asyncio.run_coroutine_threadsafe(shut_down(), loop).result(CLOSE_S)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(CLOSE_S)
+    loop.close()

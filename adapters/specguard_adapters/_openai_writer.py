@@ -55,9 +55,12 @@ class Writer:
         while open_drafts := [draft for draft in drafts if draft.ending is None]:
             rounds += 1
             for draft in open_drafts:
+                before = len(draft.tokens)
                 if draft.ending is None:
                     number = first + drafts.index(draft) + rounds * self.server.max_candidates
                     self._request([draft], drafts, number, watch)
+                if draft.ending is None and len(draft.tokens) == before:
+                    raise self.server.completions.odd("stops before it has begun")
         if not self.server.completions.features.token_ids:
             for number, draft in enumerate(drafts, first):
                 if draft.has_gaps:
@@ -94,6 +97,8 @@ class Writer:
                 draft.cut(length)  # what a request that broke off has left
             stopped = set()
             for event in events:
+                if not 0 <= event.index < len(drafts):
+                    raise server.completions.odd(f"has a candidate {event.index} too many")
                 self.counters.written += drafts[event.index].take(event)
                 if watch is not None and all(draft.denied(watch) for draft in group):
                     _end_early(group)

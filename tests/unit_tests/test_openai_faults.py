@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
@@ -78,6 +79,12 @@ FINAL = {
     "garbage": (Fault("body", body="no JSON"), "event"),
     "HTML": (Fault("body", body="<html>", headers={"Content-Type": "text/html"}), "text/html"),
     "an error in the stream": (Fault("stream error", 400), "out of memory"),
+    "a candidate too many": (Fault("choice", body='{"index": 7}'), "candidate 7 too many"),
+    "an odd choice": (Fault("choice", body='{"text": 3}'), "cannot be read"),
+    "an odd log-prob": (
+        Fault("choice", body='{"logprobs": {"tokens": ["a"], "token_logprobs": ["x"]}}'),
+        "cannot be read",
+    ),
     "no log-probs": (Fault("no logprobs"), "lacks log-probs"),
     "moved": (Fault("status", 307, {"Location": "http://127.0.0.1:1/"}), "status 307"),
 }
@@ -159,6 +166,14 @@ def test_a_model_that_has_gone_is_told(server: ScriptedServer, make: Make) -> No
     session = make().open(PROMPT)
     server.models = ("other",)
     with pytest.raises(ServerError, match=r"has no model 'toy'.*does not exist"):
+        write(session)
+
+
+def test_a_server_that_writes_nothing_is_told(server: ScriptedServer, make: Make) -> None:
+    session = make().open(PROMPT)
+    nothing = '{"text": "", "token_ids": [], "logprobs": null, "finish_reason": "stop", '
+    server.faults = [Fault("choice", body=nothing + '"stop_reason": "x"}')] * 3
+    with pytest.raises(ServerError, match="stops before it has begun"):
         write(session)
 
 
@@ -269,6 +284,14 @@ def test_what_is_enough_aborts_the_rest(server: ScriptedServer, make: Make) -> N
     assert len(step.tokens) == 1
     assert server.aborted.wait(5)
     assert server.streamed < 10
+
+
+def test_an_engine_that_is_forgotten_ends_its_thread(server: ScriptedServer) -> None:
+    engine = OpenAIEngine("toy", base_url=server.url)
+    write(engine.open(PROMPT))
+    del engine
+    gc.collect()
+    assert not [t for t in threading.enumerate() if t.name == "specguard-http"]
 
 
 # --- servers that are not there
