@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from specguard_adapters._hf_attention import SeenLayer
 from specguard_adapters._hf_cache import HuggingFaceCache
-from specguard_adapters._hf_model import Model
+from specguard_adapters._hf_model import Model, NotEnoughMemoryError
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.errors import AttentionUnavailableError, ConfigurationError, EngineError
@@ -23,6 +26,8 @@ HALF_TOLERANCE = 0.1
 def check(model: Model, attention_layers: int) -> None:
     """Compute two branches beside each other, and compare them with what the model says of each.
 
+    A model that several engines share is checked once.
+
     Args:
         model: Not adopted yet; afterwards it is.
         attention_layers: Last layers whose attention must be readable; 0 for none.
@@ -30,7 +35,11 @@ def check(model: Model, attention_layers: int) -> None:
     Raises:
         ConfigurationError: The branches do not come out as when they are computed alone.
         AttentionUnavailableError: The attention is not what `_hf_attention` takes it for.
+        EngineError: The memory does not suffice.
     """
+    if _checked.get(model.weights, -1) >= attention_layers:
+        model.adopt()
+        return
     tokens = [int(t) for t in np.linspace(0, model.n_vocab - 1, SHARED + 2 * OWN)]
     shared, ones, others = tokens[:SHARED], tokens[SHARED:-OWN], tokens[-OWN:]
     seen: list[SeenLayer] = []
@@ -38,6 +47,8 @@ def check(model: Model, attention_layers: int) -> None:
         expected = [model.reference([*shared, *own]) for own in (ones, others)]
         model.adopt()
         ours = _side_by_side(model, shared, ones, others, attention_layers, seen)
+    except NotEnoughMemoryError:
+        raise
     except EngineError as error:
         raise ConfigurationError(
             f"{model.name} cannot be used: {error}; take another kind of model"
@@ -54,6 +65,11 @@ def check(model: Model, attention_layers: int) -> None:
             f"the attention of {model.name} cannot be read: {problem}; load the model with "
             "attention=False"
         )
+    _checked[model.weights] = attention_layers
+
+
+_checked: weakref.WeakKeyDictionary[PreTrainedModel, int]
+_checked = weakref.WeakKeyDictionary()  # a model -> the attention layers that were checked
 
 
 def _side_by_side(

@@ -22,6 +22,10 @@ _engines = weakref.WeakKeyDictionary()  # a model -> how many use it, its own im
 _counting = threading.Lock()
 
 
+class NotEnoughMemoryError(EngineError):
+    """A pass needs more memory than there is."""
+
+
 class Model:
     """A loaded model. Its attention is `_hf_attention`'s from `adopt` until all of it close."""
 
@@ -44,7 +48,7 @@ class Model:
         Raises:
             EngineError: It cannot be replaced.
         """
-        model = self._opened()
+        model = self.weights
         if not model._can_set_attn_implementation():
             raise EngineError("its attention cannot be replaced")
         with _counting:
@@ -56,7 +60,7 @@ class Model:
     @property
     def dtype(self) -> torch.dtype:
         """The number format that it computes in."""
-        dtype: torch.dtype = self._opened().dtype
+        dtype: torch.dtype = self.weights.dtype
         return dtype
 
     def forward(
@@ -95,13 +99,15 @@ class Model:
                 del _engines[model]
                 model.set_attn_implementation(own)
 
-    def _opened(self) -> PreTrainedModel:
+    @property
+    def weights(self) -> PreTrainedModel:
+        """The model as transformers knows it."""
         if self._model is None:
             raise EngineError(f"the engine {self.name} is closed; load the model again")
         return self._model
 
     def _run(self, tokens: Sequence[int], *, all_logits: bool, **arguments: Any) -> FloatArray:
-        model = self._opened()
+        model = self.weights
         device = model.get_input_embeddings().weight.device
         if self._keeps_logits:
             arguments["logits_to_keep"] = 0 if all_logits else 1
@@ -118,7 +124,7 @@ class Model:
             raise
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError) or "can't allocate" in str(error):
-                raise EngineError(
+                raise NotEnoughMemoryError(
                     f"the memory does not suffice for {self.name} on {device}; lower n_ctx, "
                     "n_batch or max_candidates, or load it with a smaller dtype or a "
                     f"quantization_config. torch says: {_first_line(error)}"

@@ -41,18 +41,16 @@ def small() -> LoadedModel:
     return model, tokenizer
 
 
-def load(loaded: LoadedModel, *, attention: bool, n_ctx: int) -> Engine:
+def load(loaded: LoadedModel, **settings: Any) -> Engine:
     from specguard_adapters.huggingface import HuggingFaceEngine
 
     model, tokenizer = loaded
     return HuggingFaceEngine(
         model,
         tokenizer,
-        n_ctx=n_ctx,
         max_candidates=4,
         candidate_tokens=16,
-        attention=attention,
-        n_threads=1,
+        **settings,
     )
 
 
@@ -69,7 +67,7 @@ class TestExactly(EngineConformance):
     attention: ClassVar[bool] = True
 
     def make_engine(self) -> Engine:
-        return load(tiny(self.window), attention=self.attention, n_ctx=256)
+        return load(tiny(self.window), attention=self.attention, n_ctx=256, n_threads=1)
 
     def text_of(self, engine: Any, tokens: Sequence[int]) -> str:
         text = b"".join(map(engine.token_bytes, tokens)).decode()

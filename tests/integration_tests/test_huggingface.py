@@ -258,7 +258,7 @@ def test_grounding_equals_the_papers_formula(
 
 def eager_attention(engine: HuggingFaceEngine, tokens: Sequence[int], layers: int) -> FloatArray:
     """The model's own attention, as transformers' eager implementation shows it."""
-    model = deepcopy(engine._model._opened())
+    model = deepcopy(engine._model.weights)
     model.set_attn_implementation("eager")
     with torch.no_grad():
         seen = model(torch.tensor([list(tokens)]), use_cache=False, output_attentions=True)
@@ -604,7 +604,7 @@ def test_memory_that_does_not_suffice_is_an_error_with_a_remedy(
     expected = sample(exact.open(TEXT, grounding=SPEC), 1, 8)
     session = exact.open(TEXT, grounding=SPEC)
     sample(session, 4, 4)
-    model = exact._model._opened()
+    model = exact._model.weights
 
     def fail(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
@@ -618,6 +618,19 @@ def test_memory_that_does_not_suffice_is_an_error_with_a_remedy(
             with pytest.raises(EngineError, match=message):
                 sample(session, 4, 8)
     assert [c.tokens for c in sample(session, 1, 8)] == [c.tokens for c in expected]
+
+
+def test_a_model_too_large_to_check_is_not_called_unsuitable(
+    load: Load, ready: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ready[0].model.layers[2], "forward", fail)
+        with pytest.raises(EngineError, match="memory does not suffice"):
+            load(*ready)
+    load(*ready)
 
 
 def test_a_long_prefill_can_be_cancelled(load: Load, folder: Path) -> None:
@@ -657,7 +670,7 @@ def test_closing_frees_the_model(load: Load, folder: Path) -> None:
     engine = load(folder, attention=True)
     session = engine.open(TEXT, grounding=SPEC)
     sample(session, 1, 4)
-    model = weakref.ref(engine._model._opened())
+    model = weakref.ref(engine._model.weights)
     engine.close()
     gc.collect()
     assert model() is None
