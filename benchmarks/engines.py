@@ -107,10 +107,10 @@ def attention_cost(rounds: int, context: int) -> None:
 
 
 def attention_memory(contexts: list[int]) -> None:
-    from specguard_adapters import _hf_attention
+    from specguard_adapters.huggingface import attention as hf_attention
 
     largest = 0
-    compute = _hf_attention.probabilities
+    compute = hf_attention.probabilities
 
     def noting(*arguments: Any, **more: Any) -> Any:
         nonlocal largest
@@ -118,7 +118,7 @@ def attention_memory(contexts: list[int]) -> None:
             largest = max(largest, block.numel() * block.element_size())
             yield block
 
-    _hf_attention.probabilities = noting
+    hf_attention.probabilities = noting
     engine = load("transformers", attention=True, n_ctx=max(contexts) + 128)
     for context in contexts:
         figures = {}

@@ -109,11 +109,11 @@ def gguf_transformer(name: str) -> tuple[Any, Any]:
     """A known model's file as transformers reads it, in float32: (model, tokenizer)."""
     import gguf
 
-    from specguard_adapters import _hf_loading
+    from specguard_adapters.huggingface import loading
 
     with pytest.MonkeyPatch.context() as patch:  # else the file is read three times, slowly
         patch.setattr(gguf, "GGUFReader", cache(gguf.GGUFReader))
-        loaded = _hf_loading.load(resolve(name), None, "cpu", {}, local_files_only=True)
+        loaded = loading.load(resolve(name), None, "cpu", {}, local_files_only=True)
     return loaded.model, loaded.tokenizer
 
 

@@ -21,8 +21,9 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 
-from specguard_adapters import _hf_attention, _hf_loading
 from specguard_adapters.huggingface import HuggingFaceEngine
+from specguard_adapters.huggingface import attention as hf_attention
+from specguard_adapters.huggingface import loading as hf_loading
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.engine import Candidate, Prompt, Reading, Session
@@ -80,7 +81,7 @@ def windowed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def ready(folder: Path) -> tuple[Any, Any]:
     """A loaded model and its tokenizer."""
-    loaded = _hf_loading.load(folder, None, "cpu", {}, local_files_only=True)
+    loaded = hf_loading.load(folder, None, "cpu", {}, local_files_only=True)
     return loaded.model, loaded.tokenizer
 
 
@@ -320,7 +321,7 @@ def test_heads_are_averaged_alike_on_the_device(form: Any) -> None:
     spec = GroundingSpec.named(form, threshold=0.1)
     attention = torch.randn(4, 7, 12).softmax(-1)
     expected = average_heads(attention.numpy(), spec)
-    np.testing.assert_allclose(_hf_attention.clean(attention, spec), expected, atol=1e-7)
+    np.testing.assert_allclose(hf_attention.clean(attention, spec), expected, atol=1e-7)
 
 
 def test_attention_is_computed_in_blocks(
@@ -331,7 +332,7 @@ def test_attention_is_computed_in_blocks(
     model.config.max_position_embeddings = 2500
     sizes: list[int] = []
     held: list[weakref.ref[Any]] = []
-    clean = _hf_attention.clean
+    clean = hf_attention.clean
 
     def counted(attention: Any, spec: GroundingSpec) -> Any:
         held[:] = [block for block in held if block() is not None]
@@ -347,17 +348,17 @@ def test_attention_is_computed_in_blocks(
         assert session.length > 55 * repeats
         return values
 
-    monkeypatch.setattr(_hf_attention, "clean", counted)
+    monkeypatch.setattr(hf_attention, "clean", counted)
     whole = grounding(8)
     assert max(sizes) > 2 << 16
     for repeats in (8, 32):
-        monkeypatch.setattr(_hf_attention, "BLOCK_FLOATS", 1 << 16)
+        monkeypatch.setattr(hf_attention, "BLOCK_FLOATS", 1 << 16)
         sizes.clear()
         values = grounding(repeats)
         assert max(sizes) <= 2 << 16  # the block before may be there still
         if repeats == 8:
             np.testing.assert_allclose(values, whole, atol=1e-6)
-    monkeypatch.setattr(_hf_attention, "BLOCK_FLOATS", 1)
+    monkeypatch.setattr(hf_attention, "BLOCK_FLOATS", 1)
     sizes.clear()
     np.testing.assert_allclose(grounding(8), whole, atol=1e-6)
     assert max(sizes) <= 2 * HEADS * 512  # a row at a time
@@ -367,9 +368,9 @@ def test_context_needs_no_attention_of_the_top_layer(
     load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers = []
-    observe = _hf_attention.ForwardPass.observe
+    observe = hf_attention.ForwardPass.observe
     monkeypatch.setattr(
-        _hf_attention.ForwardPass,
+        hf_attention.ForwardPass,
         "observe",
         lambda self, *rest: (observe(self, *rest), layers.append([n for n, _ in self.seen]))[0],
     )
@@ -407,8 +408,8 @@ def test_strange_attention_is_noticed_at_load_time(
     spoil: Callable[[Any], Any],
     complaint: str,
 ) -> None:
-    right = _hf_attention.probabilities
-    monkeypatch.setattr(_hf_attention, "probabilities", lambda *a: map(spoil, right(*a)))
+    right = hf_attention.probabilities
+    monkeypatch.setattr(hf_attention, "probabilities", lambda *a: map(spoil, right(*a)))
     with pytest.raises(AttentionUnavailableError, match=complaint):
         load(*ready, attention=True)
     assert ready[0].config._attn_implementation == "sdpa"
@@ -495,13 +496,13 @@ def test_models_that_cannot_be_used_are_refused(
 def test_models_with_an_encoder_are_refused(tmp_path: Path) -> None:
     transformers.T5Config(vocab_size=50).save_pretrained(tmp_path)
     with pytest.raises(ConfigurationError, match="has an encoder"):
-        _hf_loading.refuse(transformers.T5Config(), "t5")
+        hf_loading.refuse(transformers.T5Config(), "t5")
 
 
 def test_a_model_that_ignores_masks_is_noticed(
     load: Load, ready: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_hf_attention.ForwardPass, "mask", lambda *_, **__: None)
+    monkeypatch.setattr(hf_attention.ForwardPass, "mask", lambda *_, **__: None)
     with pytest.raises(ConfigurationError, match="does not follow masks"):
         load(*ready)
 

@@ -21,11 +21,10 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from specguard_adapters import _ggml, _llama_weights
-from specguard_adapters._ggml import AttentionTap, FullAttention
-from specguard_adapters._llama_cache import check_attention, read_attention
-from specguard_adapters._llama_context import Context
-from specguard_adapters.llama_cpp import LlamaCppEngine
+from specguard_adapters.llama_cpp import LlamaCppEngine, ggml, weights
+from specguard_adapters.llama_cpp.cache import check_attention, read_attention
+from specguard_adapters.llama_cpp.context import Context
+from specguard_adapters.llama_cpp.ggml import AttentionTap, FullAttention
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.engine import Candidate, Prompt, Reading, Session
 from specguard_chains.decoding.grounding import (
@@ -214,7 +213,7 @@ def test_large_batches_are_read_in_blocks(
 
     whole = grounding()
     for floats in (1, 5000):
-        monkeypatch.setattr(_ggml, "BLOCK_FLOATS", floats)
+        monkeypatch.setattr(ggml, "BLOCK_FLOATS", floats)
         np.testing.assert_allclose(grounding(), whole, atol=1e-6)
 
 
@@ -231,7 +230,7 @@ def test_more_layers_than_the_engine_reads_are_refused(load: Load, tiny_model: P
 def test_missing_attention_is_noticed_at_load_time(
     load: Load, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_ggml._Job, "of", lambda name: None)
+    monkeypatch.setattr(ggml._Job, "of", lambda name: None)
     with pytest.raises(AttentionUnavailableError, match=r"no attention.*0\.3"):
         load(tiny_model, attention=True)
 
@@ -452,10 +451,10 @@ def test_an_error_in_the_cancellation_check_is_raised(exact: LlamaCppEngine) -> 
 
 def test_engines_of_one_file_share_its_weights(load: Load, tiny_model: Path) -> None:
     gc.collect()
-    before = len(_llama_weights._loaded)
+    before = len(weights._loaded)
     first, second = (load(tiny_model, attention=a, kv_type="f32") for a in (False, True))
     assert first._model is second._model
-    assert len(_llama_weights._loaded) == before + 1
+    assert len(weights._loaded) == before + 1
     session = first.open(TEXT)
     (expected,) = sample(session, 1, 8)
     first.close()
@@ -465,10 +464,10 @@ def test_engines_of_one_file_share_its_weights(load: Load, tiny_model: Path) -> 
     assert sample(second.open(TEXT), 1, 8)[0].tokens == expected.tokens
     second.close()
     gc.collect()
-    assert len(_llama_weights._loaded) == before
+    assert len(weights._loaded) == before
 
 
-@pytest.mark.skipif(_llama_weights.GPU, reason="this llama.cpp can use a GPU")
+@pytest.mark.skipif(weights.GPU, reason="this llama.cpp can use a GPU")
 def test_a_gpu_that_cannot_be_used_is_no_secret(load: Load, tiny_model: Path) -> None:
     with pytest.raises(ConfigurationError, match="n_gpu_layers=-1 needs a llama-cpp-python"):
         load(tiny_model, n_gpu_layers=-1)
@@ -606,7 +605,7 @@ def test_llama_cpp_is_quiet_unless_asked(
     try:
         load(tiny_model, n_ctx=256, verbose=True).open(TEXT)
     finally:
-        _llama_weights.log.verbose = False
+        weights.log.verbose = False
     assert {record.name for record in caplog.records} == {"specguard_chains.llama_cpp"}
     assert any("n_ctx" in record.getMessage() for record in caplog.records)
     assert capfd.readouterr() == ("", "")

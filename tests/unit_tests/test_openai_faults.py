@@ -15,8 +15,7 @@ pytest.importorskip("httpx")
 
 from pydantic import SecretStr
 
-from specguard_adapters import _openai_retries
-from specguard_adapters.openai import OpenAIEngine
+from specguard_adapters.openai import OpenAIEngine, retries
 from specguard_chains.decoding.boundaries import Boundary
 from specguard_chains.decoding.engine import Candidate, Prompt, Session
 from specguard_chains.decoding.sampling import Sampling
@@ -39,7 +38,7 @@ Make = Callable[..., OpenAIEngine]
 
 @pytest.fixture(autouse=True)
 def fast_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_openai_retries, "_backoff_s", lambda _: 0.01)
+    monkeypatch.setattr(retries, "_backoff_s", lambda _: 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("httpx")
 
-from specguard_adapters._openai_completions import split
 from specguard_adapters.openai import OpenAIEngine
+from specguard_adapters.openai.completions import split
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.engine import Candidate, Prompt, Session
 from specguard_chains.decoding.sampling import Sampling

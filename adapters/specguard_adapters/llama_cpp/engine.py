@@ -10,10 +10,10 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from specguard_adapters._ggml import AttentionTap
-from specguard_adapters._llama_cache import LlamaCppCache, check_attention
-from specguard_adapters._llama_context import KV_TYPES, MAX_SEQUENCES, Context, ContextSettings
-from specguard_adapters._llama_weights import GPU, Weights, load_weights, log
+from specguard_adapters.llama_cpp.cache import LlamaCppCache, check_attention
+from specguard_adapters.llama_cpp.context import KV_TYPES, MAX_SEQUENCES, Context, ContextSettings
+from specguard_adapters.llama_cpp.ggml import AttentionTap
+from specguard_adapters.llama_cpp.weights import GPU, Weights, load_weights, log
 from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.local_engine import LocalEngine

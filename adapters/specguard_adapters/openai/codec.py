@@ -1,7 +1,7 @@
 """What a session needs to know of the tokens of a model that somebody else runs.
 
-Where a server takes and gives token ids, a sequence consists of them (`_openai_ids`). Where it
-knows text only, tokens are pieces of text, numbered here as they come (`_openai_pieces`).
+Where a server takes and gives token ids, a sequence consists of them (`ids`). Where it
+knows text only, tokens are pieces of text, numbered here as they come (`pieces`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from specguard_adapters._openai_completions import Payload, Token
-from specguard_adapters._openai_http import Cancelled
+from specguard_adapters.openai.completions import Payload, Token
+from specguard_adapters.openai.http import Cancelled
 from specguard_chains.decoding.engine import Prompt
 from specguard_chains.errors import ConfigurationError
 
@@ -55,6 +55,7 @@ class Codec(Protocol):
 
 
 def no_template(model: str) -> ConfigurationError:
+    """Return the error that there is nothing to render messages by."""
     return ConfigurationError(
         f"the server of {model} does not render chat messages; give chat_template, the Jinja "
         "source of the model's template"

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from specguard_adapters._hf_attention import ForwardPass, SeenLayer
-from specguard_adapters._hf_cells import Cells
-from specguard_adapters._hf_model import Model
+from specguard_adapters.huggingface.attention import ForwardPass, SeenLayer
+from specguard_adapters.huggingface.cells import Cells
+from specguard_adapters.huggingface.model import Model
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.cache import Rows
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout

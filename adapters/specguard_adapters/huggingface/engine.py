@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
-from specguard_adapters._hf_cache import HuggingFaceCache
-from specguard_adapters._hf_checks import check
-from specguard_adapters._hf_loading import load
-from specguard_adapters._hf_model import Model
-from specguard_adapters._hf_tokenizer import HuggingFaceTokenizer, copy_of
+from specguard_adapters.huggingface.cache import HuggingFaceCache
+from specguard_adapters.huggingface.checks import check
+from specguard_adapters.huggingface.loading import load
+from specguard_adapters.huggingface.model import Model
+from specguard_adapters.huggingface.tokenizer import HuggingFaceTokenizer, copy_of
 from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.engine import Capabilities, Prompt

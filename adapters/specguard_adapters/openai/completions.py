@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from specguard_adapters._openai_errors import Translator
-from specguard_adapters._openai_features import ServerFeatures
-from specguard_adapters._openai_http import Cancelled, Client
+from specguard_adapters.openai.errors import Translator
+from specguard_adapters.openai.features import ServerFeatures
+from specguard_adapters.openai.http import Cancelled, Client
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.errors import ConfigurationError

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specguard_adapters._openai_codec import CHARACTER_TOKENS, UNFINISHED, no_template
-from specguard_adapters._openai_completions import Payload, Token
-from specguard_adapters._openai_http import Cancelled, Client
+from specguard_adapters.openai.codec import CHARACTER_TOKENS, UNFINISHED, no_template
+from specguard_adapters.openai.completions import Payload, Token
+from specguard_adapters.openai.http import Cancelled, Client
 from specguard_chains.decoding.engine import Prompt
 from specguard_chains.errors import ConfigurationError, EngineError
 from specguard_chains.templates import ChatTemplate, Shield

@@ -8,7 +8,7 @@ from typing import Any
 from tenacity import RetryCallState, Retrying, stop_after_attempt, wait_exponential, wait_random
 from tenacity.retry import retry_if_exception_type
 
-from specguard_adapters._openai_errors import Passing
+from specguard_adapters.openai.errors import Passing
 
 BACKOFF_S, LONGEST_BACKOFF_S = 0.25, 8.0
 

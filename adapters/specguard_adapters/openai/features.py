@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
-from specguard_adapters._openai_errors import Translator
-from specguard_adapters._openai_http import Client
+from specguard_adapters.openai.errors import Translator
+from specguard_adapters.openai.http import Client
 from specguard_chains.errors import (
     ConfigurationError,
     ServerAuthenticationError,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from specguard_adapters._openai_codec import Codec
-from specguard_adapters._openai_completions import Completions, Event
-from specguard_adapters._openai_draft import Draft
-from specguard_adapters._openai_errors import Passing
-from specguard_adapters._openai_http import Cancelled
+from specguard_adapters.openai.codec import Codec
+from specguard_adapters.openai.completions import Completions, Event
+from specguard_adapters.openai.draft import Draft
+from specguard_adapters.openai.errors import Passing
+from specguard_adapters.openai.http import Cancelled
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.engine import Counters, Watch
 from specguard_chains.decoding.sampling import Sampling

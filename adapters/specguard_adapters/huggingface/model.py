@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from specguard_adapters._hf_attention import NAME, ForwardPass, going_on
-from specguard_adapters._hf_cells import Cells
+from specguard_adapters.huggingface.attention import NAME, ForwardPass, going_on
+from specguard_adapters.huggingface.cells import Cells
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.errors import EngineError, SpecGuardError
 
@@ -27,7 +27,7 @@ class NotEnoughMemoryError(EngineError):
 
 
 class Model:
-    """A loaded model. Its attention is `_hf_attention`'s from `adopt` until all of it close."""
+    """A loaded model, whose attention is `attention`'s from `adopt` until all of it close."""
 
     def __init__(self, model: PreTrainedModel, name: str, n_threads: int | None) -> None:
         """Use a model; `n_threads` is for its passes only, None for what torch is set to."""

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from specguard_adapters._ggml import AttentionTap, FullAttention
-from specguard_adapters._llama_context import Context, ContextSettings
-from specguard_adapters._llama_weights import VERSION, Weights
+from specguard_adapters.llama_cpp.context import Context, ContextSettings
+from specguard_adapters.llama_cpp.ggml import AttentionTap, FullAttention
+from specguard_adapters.llama_cpp.weights import VERSION, Weights
 from specguard_chains.decoding.arrays import IntArray
 from specguard_chains.decoding.cache import Rows
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from specguard_adapters._hf_attention import SeenLayer
-from specguard_adapters._hf_cache import HuggingFaceCache
-from specguard_adapters._hf_model import Model, NotEnoughMemoryError
+from specguard_adapters.huggingface.attention import SeenLayer
+from specguard_adapters.huggingface.cache import HuggingFaceCache
+from specguard_adapters.huggingface.model import Model, NotEnoughMemoryError
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.errors import AttentionUnavailableError, ConfigurationError, EngineError
@@ -34,7 +34,7 @@ def check(model: Model, attention_layers: int) -> None:
 
     Raises:
         ConfigurationError: The branches do not come out as when they are computed alone.
-        AttentionUnavailableError: The attention is not what `_hf_attention` takes it for.
+        AttentionUnavailableError: The attention is not what the module `attention` takes it for.
         EngineError: The memory does not suffice.
     """
     if _checked.get(model.weights, -1) >= attention_layers:

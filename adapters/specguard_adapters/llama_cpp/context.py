@@ -18,8 +18,8 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from specguard_adapters._ggml import AttentionTap
-from specguard_adapters._llama_weights import Weights, log
+from specguard_adapters.llama_cpp.ggml import AttentionTap
+from specguard_adapters.llama_cpp.weights import Weights, log
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.errors import ContextOverflowError, DecodingCancelled, EngineError
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specguard_adapters._openai_draft import Draft
-from specguard_adapters._openai_http import Cancelled
-from specguard_adapters._openai_writer import Server, Writer
+from specguard_adapters.openai.draft import Draft
+from specguard_adapters.openai.http import Cancelled
+from specguard_adapters.openai.writer import Server, Writer
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.cache import common_prefix
 from specguard_chains.decoding.engine import Candidate, Counters, Reading, Watch

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Sequence
 from functools import cache
 
-from specguard_adapters._openai_codec import no_template
-from specguard_adapters._openai_completions import Payload, Token
-from specguard_adapters._openai_features import TOKENIZERS, Dialect
-from specguard_adapters._openai_http import Cancelled, Client
+from specguard_adapters.openai.codec import no_template
+from specguard_adapters.openai.completions import Payload, Token
+from specguard_adapters.openai.features import TOKENIZERS, Dialect
+from specguard_adapters.openai.http import Cancelled, Client
 from specguard_chains.decoding.engine import Prompt
 from specguard_chains.templates import ChatTemplate
 

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 import httpx
 
-from specguard_adapters._openai_errors import Passing, Translator
-from specguard_adapters._openai_retries import retrying
+from specguard_adapters.openai.errors import Passing, Translator
+from specguard_adapters.openai.retries import retrying
 from specguard_chains.errors import DecodingCancelled, EngineError, SpecGuardError
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from specguard_adapters._openai_features import ServerFeatures
+from specguard_adapters.openai.features import ServerFeatures
 from specguard_chains.errors import ConfigurationError
 
 

@@ -14,15 +14,15 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from specguard_adapters._openai_codec import Codec
-from specguard_adapters._openai_completions import Completions
-from specguard_adapters._openai_errors import Translator
-from specguard_adapters._openai_features import find_features
-from specguard_adapters._openai_http import Client
-from specguard_adapters._openai_ids import IdCodec
-from specguard_adapters._openai_pieces import PieceCodec
-from specguard_adapters._openai_session import OpenAISession
-from specguard_adapters._openai_settings import (
+from specguard_adapters.openai.codec import Codec
+from specguard_adapters.openai.completions import Completions
+from specguard_adapters.openai.errors import Translator
+from specguard_adapters.openai.features import find_features
+from specguard_adapters.openai.http import Client
+from specguard_adapters.openai.ids import IdCodec
+from specguard_adapters.openai.pieces import PieceCodec
+from specguard_adapters.openai.session import OpenAISession
+from specguard_adapters.openai.settings import (
     check_numbers,
     check_url,
     secret_key,
@@ -30,7 +30,7 @@ from specguard_adapters._openai_settings import (
     tls,
     usable_length,
 )
-from specguard_adapters._openai_writer import Server
+from specguard_adapters.openai.writer import Server
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.fair_lock import FairLock
 from specguard_chains.decoding.grounding import GroundingSpec

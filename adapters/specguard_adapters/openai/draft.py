@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specguard_adapters._openai_codec import CHARACTER_TOKENS, UNFINISHED, Codec
-from specguard_adapters._openai_completions import Event, Finish, Token
-from specguard_adapters._openai_http import Cancelled
+from specguard_adapters.openai.codec import CHARACTER_TOKENS, UNFINISHED, Codec
+from specguard_adapters.openai.completions import Event, Finish, Token
+from specguard_adapters.openai.http import Cancelled
 from specguard_chains.decoding.boundaries import Boundary, Ending, StepText
 from specguard_chains.decoding.engine import Candidate, Reading, Watch
 

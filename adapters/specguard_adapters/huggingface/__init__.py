@@ -1,0 +1,5 @@
+"""Causal models of transformers."""
+
+from specguard_adapters.huggingface.engine import HuggingFaceEngine
+
+__all__ = ["HuggingFaceEngine"]

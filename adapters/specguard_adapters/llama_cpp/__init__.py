@@ -1,0 +1,5 @@
+"""GGUF models on llama.cpp."""
+
+from specguard_adapters.llama_cpp.engine import LlamaCppEngine
+
+__all__ = ["LlamaCppEngine"]
