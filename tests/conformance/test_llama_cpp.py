@@ -15,14 +15,15 @@ pytestmark = pytest.mark.integration
 
 ROUNDING = 0.5
 """Log-prob by which this model's numbers move once the last digit of an attention sum changes, as
-activations are rounded to 8 bits: up to 0.35 [run]."""
+activations are rounded to 8 bits: up to 0.35 [run]. The same tests on this model with weights and
+KV memory in float32 differ by 5e-6 [run]; `test_llama_cpp.TestExactly` keeps watch over that."""
 
 
 class TestLlamaCpp(EngineConformance):
     """With flash attention the same sequence has the same numbers to the last bit [run, x86].
 
-    Except where its KV cells are out of order, since an accepted candidate left holes between them
-    that later tokens fill, and where 64 tokens or more are read at once, by another kernel.
+    Except where its KV cells are out of order, since an accepted candidate or path of a tree left
+    holes between them, and where 64 tokens or more are read at once, by another kernel.
     """
 
     prompts = (
@@ -40,6 +41,7 @@ class TestLlamaCpp(EngineConformance):
     rounded: ClassVar[set[str]] = {
         "test_an_accepted_own_step_equals_one_that_is_read",
         "test_a_part_of_a_candidate_can_be_accepted",
+        "test_a_path_of_a_tree_can_be_accepted",
         "test_the_context_can_be_filled_to_the_last_token",
     }
 

@@ -293,7 +293,7 @@ def test_a_window_is_whole_after_a_rollback(load: Load, windowed_model: Path) ->
 
     prompt = random_tokens(40)
     with closing(engine.new_cache()) as cache:
-        cache.forward(prompt, range(40), [0] * 40, context=True, all_logits=False)
+        cache.forward(prompt, range(40), [(0,)] * 40, context=True, all_logits=False)
         length = 40
         for _ in range(3):  # long candidates leave holes that what comes next is written into
             cache.fork(8, length)
@@ -305,25 +305,25 @@ def test_a_window_is_whole_after_a_rollback(load: Load, windowed_model: Path) ->
             cache.keep(3, length + 40)
             length += 40
             more = range(length, length + 30)
-            cache.forward(random_tokens(30), more, [0] * 30, context=True, all_logits=False)
+            cache.forward(random_tokens(30), more, [(0,)] * 30, context=True, all_logits=False)
             length += 30
         cache.keep(0, 30)
         end = random_tokens(5)
-        ours = cache.forward(end, range(30, 35), [0] * 5, context=True, all_logits=False).logits
+        ours = cache.forward(end, range(30, 35), [(0,)] * 5, context=True, all_logits=False).logits
         with closing(engine.new_cache()) as fresh:
             tokens = [*prompt[:30], *end]
-            rows = fresh.forward(tokens, range(35), [0] * 35, context=True, all_logits=False)
+            rows = fresh.forward(tokens, range(35), [(0,)] * 35, context=True, all_logits=False)
             np.testing.assert_allclose(ours[-1], rows.logits[-1], atol=1e-4)
 
 
 def test_logits_of_many_tokens_are_computed_in_parts(exact: LlamaCppEngine) -> None:
     tokens = np.random.default_rng(0).integers(259, len(VOCABULARY), 200).tolist()
     with closing(exact.new_cache()) as cache:
-        rows = cache.forward(tokens, range(200), [0] * 200, context=False, all_logits=True)
+        rows = cache.forward(tokens, range(200), [(0,)] * 200, context=False, all_logits=True)
         assert rows.logits.shape == (200, len(VOCABULARY))
         for n in (1, 64, 65, 200):
             cache.keep(0, 0)
-            part = cache.forward(tokens[:n], range(n), [0] * n, context=True, all_logits=False)
+            part = cache.forward(tokens[:n], range(n), [(0,)] * n, context=True, all_logits=False)
             assert part.logits.shape == (1, len(VOCABULARY))
             np.testing.assert_allclose(part.logits[-1], rows.logits[n - 1], atol=1e-4)
 
