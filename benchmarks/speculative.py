@@ -14,6 +14,7 @@ import argparse
 import json
 import statistics
 import time
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,8 @@ def main() -> None:
     )
     speculative = assemble(options)
     # A tree's branches need room that the target alone does not, yet it must be the same engine.
-    alone = assemble(options.model_copy(update={"decoder": "target", "num_candidates": 4}))
+    room = max(4, prod(arguments.tree or ()))
+    alone = assemble(options.model_copy(update={"decoder": "target", "num_candidates": room}))
     equal, ratios, passes, tokens, kept, drafted = 0, [], 0, 0, 0, 0
     problems = [json.loads(line) for line in arguments.data.open(encoding="utf-8")]
     for problem in problems[: arguments.limit]:

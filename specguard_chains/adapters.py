@@ -30,7 +30,7 @@ _OWN = {
         {"accelerate", "gguf", "torch", "transformers"},
         "transformers",
     ),
-    "OpenAIEngine": ("specguard_adapters.openai", {"anyio", "httpx", "tenacity"}, "openai"),
+    "OpenAIEngine": ("specguard_adapters.openai", {"httpx", "tenacity"}, "openai"),
     "SentenceEncoder": ("specguard_adapters.sentence", {"sentence_transformers"}, "sentence"),
 }
 """Class -> (module, the packages that it needs, the extra that installs them)."""

@@ -7,7 +7,7 @@ import os
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 from specguard_chains import calibrations, engines
 from specguard_chains.decoding.baselines import SoloDecoder
@@ -23,7 +23,7 @@ from specguard_chains.decoding.steps import Source
 from specguard_chains.decoding.verification import EnsembleVerifier
 from specguard_chains.engines import EngineSettings, kind_of
 from specguard_chains.errors import ConfigurationError
-from specguard_chains.models import ModelFile, Progress, find_pair
+from specguard_chains.models import Progress, find_pair
 from specguard_chains.models.cache import no_progress
 from specguard_chains.options import SpecGuardOptions
 
@@ -51,6 +51,7 @@ def assemble(options: SpecGuardOptions, *, progress: Progress = no_progress) -> 
         return SpeculativeDecoder(draft, target, options.speculation(), shape)
     grounding = GroundingSpec.named(options.grounding, layers=options.grounding_layers)
     reader = _reader(options)
+    _tell(options, reader)
     calibration = _calibration(options, draft, target, reader, grounding)
     return SpecGuardDecoder(
         draft,
@@ -73,8 +74,8 @@ def assemble(options: SpecGuardOptions, *, progress: Progress = no_progress) -> 
 def unload() -> None:
     """Free every model that this process has loaded; the next request loads anew."""
     global generation
-    generation += 1
     engines.unload()
+    generation += 1  # only now: who assembles meanwhile may have got an engine that is closed
 
 
 def _candidates(options: SpecGuardOptions) -> int:
@@ -89,10 +90,10 @@ def _engine(options: SpecGuardOptions, source: Source, progress: Progress) -> En
     # A role's engine is the same for every decoder, and so then is its text: what a model writes
     # depends in the last digits on how its attention is computed. One model in both roles is one
     # engine.
-    both = _model(options, Source.DRAFT) == _model(options, Source.TARGET)
+    both = _one_model(options)
     reader = _reader(options)
     settings = EngineSettings(
-        n_ctx=options.n_ctx if _says_length(options, model) else None,
+        n_ctx=options.n_ctx,
         n_threads=options.n_threads,
         n_gpu_layers=options.n_gpu_layers,
         max_candidates=max(options.num_candidates, _leaves(options)),
@@ -105,9 +106,12 @@ def _engine(options: SpecGuardOptions, source: Source, progress: Progress) -> En
     return engines.load(model, settings, progress)
 
 
-def _says_length(options: SpecGuardOptions, model: Any) -> bool:
-    """Whether n_ctx is meant for a model; the default one is no reason to cut a server's short."""
-    return kind_of(model) != "openai" or "n_ctx" in options.model_fields_set
+def _one_model(options: SpecGuardOptions) -> bool:
+    """Whether the draft and the target are the same model."""
+    draft, target = (_model(options, source) for source in Source)
+    if isinstance(draft, Engine) or isinstance(target, Engine):
+        return draft is target
+    return engines.same_model(draft, target)
 
 
 def _leaves(options: SpecGuardOptions) -> int:
@@ -115,9 +119,7 @@ def _leaves(options: SpecGuardOptions) -> int:
     return prod(options.speculative_tree or ()) if options.decoder == "speculative" else 1
 
 
-def _model(
-    options: SpecGuardOptions, source: Source
-) -> str | os.PathLike[str] | ModelFile | Engine:
+def _model(options: SpecGuardOptions, source: Source) -> engines.Reference | Engine:
     """Return what the options name for a role: an engine, a file or a known model."""
     model = options.draft if source is Source.DRAFT else options.target
     if model is None:
@@ -136,19 +138,31 @@ def _reader(options: SpecGuardOptions) -> VerifyWith | None:
 
     That is the model whose confidence is judged, if it can show its attention, else the other one.
     """
-    if options.confidence_weight == 1:
+    if options.confidence_weight == 1 or options.decoder == "speculative":
         return None
     for role in sorted(get_args(VerifyWith), key=lambda role: role != options.verify_with):
         if _shows_attention(_model(options, Source(role))):
             return cast("VerifyWith", role)
-    logger.warning(
-        "neither the draft nor the target shows its attention: steps are judged by confidence "
-        "alone; set confidence_weight=1, or load one of them with attention=True"
-    )
     return None
 
 
-def _shows_attention(model: str | os.PathLike[str] | ModelFile | Engine) -> bool:
+def _tell(options: SpecGuardOptions, reader: VerifyWith | None) -> None:
+    """Log where grounding does not come from the model whose confidence is judged."""
+    if options.confidence_weight == 1 or reader == options.verify_with:
+        return
+    if reader is None:
+        logger.warning(
+            "neither the draft nor the target shows its attention: steps are judged by confidence "
+            "alone; set confidence_weight=1, or load one of them with attention=True"
+        )
+    elif reader == "target":
+        logger.warning(
+            "the draft does not show its attention: the target reads every drafted step to ground "
+            "it; set confidence_weight=1 to save that"
+        )
+
+
+def _shows_attention(model: engines.Reference | Engine) -> bool:
     if isinstance(model, Engine):
         return model.capabilities.attention
     return kind_of(model) != "openai"
@@ -181,5 +195,4 @@ def _calibration(
 ) -> Calibration:
     if options.calibration is not None:
         return Calibration.load(Path(options.calibration))
-    signals = calibrations.signals(options.verify_with, reader)
-    return calibrations.find(draft.name, target.name, signals, grounding)
+    return calibrations.find(draft.name, target.name, options.verify_with, reader, grounding)

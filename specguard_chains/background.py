@@ -133,9 +133,9 @@ class _Worker:
             engines = sorted(self._decoder.engines, key=id)
             for engine in engines:
                 stack.enter_context(engine.exclusive(self._cancelled))
-            if any(engine.capabilities.in_process for engine in engines):
+            if all(engine.capabilities.in_process for engine in engines):
                 compute_thread.run(self._emit_steps, self._cancelled)
-            else:
+            else:  # only the forward passes go there: nobody else waits for a server
                 self._emit_steps()
 
     def _emit_steps(self) -> None:

@@ -52,7 +52,23 @@ def typed_errors() -> Iterator[None]:
 def _explain(error: Mapping[str, Any]) -> str:
     if error["type"] == "value_error":  # raised by a validator of ours, with its own words
         return str(error["ctx"]["error"])
-    return f"{'.'.join(map(str, error['loc']))}={error['input']!r}: {error['msg']}"
+    name = ".".join(map(str, error["loc"]))
+    if name.startswith("api_key"):
+        return f"{name}: {error['msg']}"
+    return f"{name}={error['input']!r}: {error['msg']}"
+
+
+def refuse_secrets(given: Mapping[str, Any]) -> None:
+    """Refuse a key that is given with a call: LangChain shows a call's parameters to tracers.
+
+    Raises:
+        ConfigurationError: There is one.
+    """
+    if "api_key" in given:
+        raise ConfigurationError(
+            "api_key cannot be given in a call, as traces and caches would show it; give it to the "
+            "class, or set OPENAI_API_KEY"
+        )
 
 
 def checked_names(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
@@ -92,6 +108,7 @@ def options_in_force(
     """
     names = SpecGuardOptions.model_fields
     values = {name: getattr(options, name) for name in names}
+    refuse_secrets(overrides)
     changes = checked_names(overrides, names)
     if "pair" in changes:  # else the models that were configured would win
         values |= {"draft": None, "target": None}
@@ -135,7 +152,6 @@ class Call:
     decoder: Decoder
     request: Request
     model_name: str
-    input_tokens: int
     timeout_s: float | None = None
 
     @classmethod
@@ -157,8 +173,12 @@ class Call:
             stop=tuple(options.stop or ()),
             seed=randbits(32) if options.seed is None else options.seed,
         )
-        input_tokens = len(counting_engine(decoder).encode(prompt))
-        return cls(decoder, request, model_name(options), input_tokens, timeout_s)
+        return cls(decoder, request, model_name(options), timeout_s)
+
+    @property
+    def input_tokens(self) -> int:
+        """Tokens of the prompt, by the tokenizer of the target if there is one."""
+        return len(counting_engine(self.decoder).encode(self.request.prompt))
 
     def steps(self) -> Generator[Step]:
         """Yield the answer's steps."""

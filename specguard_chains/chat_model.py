@@ -32,6 +32,7 @@ from specguard_chains.call import (
     identity,
     model_name,
     options_in_force,
+    refuse_secrets,
 )
 from specguard_chains.callbacks import adispatch, atapped, dispatch, tapped
 from specguard_chains.decoding.engine import Engine, Prompt
@@ -175,6 +176,7 @@ class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
         self, stop: list[str] | None = None, **kwargs: Any
     ) -> builtins.dict[str, Any]:
         """Name the stop strings in force; a call's None would hide the configured ones."""
+        refuse_secrets(kwargs)
         return super()._get_invocation_params(self.stop if stop is None else stop, **kwargs)
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
@@ -293,6 +295,7 @@ class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
         **kwargs: Any,
     ) -> LLMResult:
         """See `BaseChatModel.generate`."""
+        refuse_secrets(kwargs)
         callbacks = tapped(callbacks, self.callbacks, self.verbose)
         return super().generate(messages, stop, callbacks, **kwargs)
 
@@ -304,6 +307,7 @@ class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
         **kwargs: Any,
     ) -> LLMResult:
         """See `BaseChatModel.agenerate`."""
+        refuse_secrets(kwargs)
         callbacks = atapped(callbacks, self.callbacks, self.verbose)
         return await super().agenerate(messages, stop, callbacks, **kwargs)
 
@@ -316,6 +320,7 @@ class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
         """Yield the answer as message chunks, one per verified step and an empty last one."""
+        refuse_secrets(kwargs)
         config = ensure_config(config)
         config["callbacks"] = tapped(config.get("callbacks"), self.callbacks, self.verbose)
         yield from super().stream(input, config, stop=stop, **kwargs)
@@ -329,6 +334,7 @@ class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[AIMessageChunk]:
         """Yield the answer as message chunks, one per verified step and an empty last one."""
+        refuse_secrets(kwargs)
         config = ensure_config(config)
         config["callbacks"] = atapped(config.get("callbacks"), self.callbacks, self.verbose)
         stream = super().astream(input, config, stop=stop, **kwargs)

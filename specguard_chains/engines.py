@@ -20,10 +20,14 @@ from typing import Any, Literal
 from pydantic import SecretStr
 
 from specguard_chains.decoding.engine import Engine
-from specguard_chains.models import ModelFile, Progress, resolve
+from specguard_chains.errors import ConfigurationError
+from specguard_chains.models import FILES, ModelFile, Progress, resolve
 
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 Kind = Literal["llama.cpp", "transformers", "openai"]
+Reference = str | os.PathLike[str] | ModelFile
+"""What names a model that is not loaded yet."""
+DEFAULT_N_CTX = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,29 +46,45 @@ class EngineSettings:
     max_retries: int
 
 
-def kind_of(model: str | os.PathLike[str] | ModelFile) -> Kind:
-    """Return which engine runs a model."""
+def kind_of(model: Reference) -> Kind:
+    """Return which engine runs a model.
+
+    Raises:
+        ConfigurationError: The name is a URL of another scheme.
+    """
     if isinstance(model, ModelFile):
         return "llama.cpp"
     name = os.fspath(model)
-    if name.startswith(("openai://", "openais://")):
-        return "openai"
-    if name.startswith("hf://") or Path(name).expanduser().is_dir():
+    scheme, is_url, _ = name.partition("://")
+    if is_url:
+        if scheme.lower() in ("openai", "openais"):
+            return "openai"
+        if scheme.lower() == "hf":
+            return "transformers"
+        raise ConfigurationError(
+            f"{name} is no model; write openai://host:port/model for one on a server (openais:// "
+            "over TLS), or hf://name for one that transformers runs"
+        )
+    path = Path(name).expanduser()
+    if path.is_dir():
         return "transformers"
-    is_file = name.endswith(".gguf") or Path(name).expanduser().exists()
+    is_file = name.endswith(".gguf") or path.exists()
     return "transformers" if HUB_NAME.fullmatch(name) and not is_file else "llama.cpp"
 
 
-def load(
-    model: str | os.PathLike[str] | ModelFile, settings: EngineSettings, progress: Progress
-) -> Engine:
+def same_model(one: Reference, other: Reference) -> bool:
+    """Whether two references name one model, however they are spelled."""
+    return _identity(one) == _identity(other)
+
+
+def load(model: Reference, settings: EngineSettings, progress: Progress) -> Engine:
     """Return the engine of a model: the one that the process has with these settings, or a new one.
 
     Raises:
         SpecGuardError: The model cannot be found, fetched or loaded, or the server not be reached.
     """
     kind = kind_of(model)
-    name = resolve(model, progress=progress) if kind == "llama.cpp" else os.fspath(model)  # type: ignore[arg-type]
+    name = _name(model) if kind != "llama.cpp" else resolve(model, progress=progress).absolute()
     arguments = _arguments(kind, settings)
     key = (kind, name, *arguments.items())
     with _loading:
@@ -90,7 +110,7 @@ def _arguments(kind: Kind, settings: EngineSettings) -> dict[str, Any]:
             "max_retries": settings.max_retries,
         }
     arguments = {
-        "n_ctx": settings.n_ctx or 4096,
+        "n_ctx": settings.n_ctx or DEFAULT_N_CTX,
         "n_threads": settings.n_threads,
         "max_candidates": settings.max_candidates,
         "candidate_tokens": settings.candidate_tokens,
@@ -98,6 +118,24 @@ def _arguments(kind: Kind, settings: EngineSettings) -> dict[str, Any]:
         "attention_layers": settings.attention_layers,
     }
     return arguments | ({"n_gpu_layers": settings.n_gpu_layers} if kind == "llama.cpp" else {})
+
+
+def _identity(model: Reference) -> tuple[Kind, str | Path]:
+    kind = kind_of(model)
+    if isinstance(model, ModelFile):
+        return kind, model.name
+    name = _name(model)
+    if kind == "openai" or name in FILES or not Path(name).exists():
+        return kind, name
+    return kind, Path(name).resolve()
+
+
+def _name(model: Reference) -> str:
+    """Return a model's name or path, without a scheme that only says which engine runs it."""
+    assert not isinstance(model, ModelFile)
+    name = os.fspath(model)
+    name = name[len("hf://") :] if name.lower().startswith("hf://") else name
+    return name if "://" in name else os.path.expanduser(name)
 
 
 def _load_gguf(path: str | Path, arguments: dict[str, Any]) -> Engine:
@@ -109,7 +147,7 @@ def _load_gguf(path: str | Path, arguments: dict[str, Any]) -> Engine:
 def _load_transformers(name: str | Path, arguments: dict[str, Any]) -> Engine:
     from specguard_chains.adapters import HuggingFaceEngine
 
-    return HuggingFaceEngine(str(name).removeprefix("hf://"), **arguments)
+    return HuggingFaceEngine(str(name), **arguments)
 
 
 def _connect(url: str | Path, arguments: dict[str, Any]) -> Engine:

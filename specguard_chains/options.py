@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from specguard_chains.decoding.grounding import GroundingForm
 from specguard_chains.decoding.sampling import Sampling
@@ -12,12 +13,18 @@ from specguard_chains.decoding.speculation import Children, Speculation
 
 DecoderName = Literal["specguard", "specguard-greedy", "speculative", "target", "draft"]
 
+MAX_LEAVES = 64
+"""Most branches of a draft's tree."""
+
 
 class SpecGuardOptions(BaseModel):
     """Which models write, and how their steps are checked. Values are validated before use."""
 
     model_config = ConfigDict(
-        arbitrary_types_allowed=True, extra="forbid", use_attribute_docstrings=True
+        arbitrary_types_allowed=True,
+        extra="forbid",
+        hide_input_in_errors=True,  # one of them is a secret; `call` names the others
+        use_attribute_docstrings=True,
     )
 
     pair: str = "qwen2.5-coder-0.5b-1.5b"
@@ -81,14 +88,15 @@ class SpecGuardOptions(BaseModel):
     seed: int | None = Field(default=None, ge=0)
     """Equal seeds give equal answers; None draws a new one per request."""
 
-    n_ctx: int = Field(default=4096, ge=16)
-    """Context length of both models, in tokens."""
+    n_ctx: int | None = Field(default=None, ge=16)
+    """Context length in tokens; None is 4096 for models in this process, and a server's own."""
     n_threads: int | None = Field(default=None, ge=1)
     """Threads that compute; None takes the machine's cores."""
     n_gpu_layers: int = Field(default=0, ge=-1)
     """Layers that are computed on a GPU, where llama-cpp-python was built for one; -1 for all."""
     api_key: SecretStr | None = None
-    """Key of an OpenAI-compatible server; by default the environment's OPENAI_API_KEY."""
+    """Key of the servers that run the draft or the target; by default the environment's
+    OPENAI_API_KEY, which is not sent unencrypted to other machines."""
     max_retries: int = Field(default=2, ge=0)
     """How often a request to a server is tried again."""
 
@@ -101,6 +109,15 @@ class SpecGuardOptions(BaseModel):
             top_k=self.top_k,
             min_p=self.min_p,
         )
+
+    @field_validator("speculative_tree")
+    @classmethod
+    def _check_tree(cls, tree: list[int] | None) -> list[int] | None:
+        if prod(tree or ()) > MAX_LEAVES:
+            raise ValueError(
+                f"speculative_tree={tree} has {prod(tree or ())} branches; {MAX_LEAVES} at most"
+            )
+        return tree
 
     def speculation(self) -> Speculation:
         """Return what the draft of a speculative decoder proposes at a time."""

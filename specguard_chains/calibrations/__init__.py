@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 def signals(verify_with: str, grounding_from: str | None) -> str:
-    """Return whose signals are judged: one model's, or one's confidence, another's grounding."""
-    return (
-        verify_with if grounding_from in (None, verify_with) else f"{verify_with}+{grounding_from}"
-    )
+    """Return whose signals are judged: one model's both, one's confidence alone, or one of each."""
+    if grounding_from is None:
+        return f"{verify_with}-confidence"
+    return verify_with if grounding_from == verify_with else f"{verify_with}+{grounding_from}"
 
 
 def file_name(draft: str, target: str, signals: str, grounding: GroundingSpec) -> str:
@@ -32,16 +32,28 @@ def own_folder() -> Path:
     return cache_folder().parent / "calibrations"
 
 
-def find(draft: str, target: str, signals: str, grounding: GroundingSpec) -> Calibration:
-    """Return the bounds of a pair: the user's own, the package's, or the visible fallback."""
-    name = file_name(draft, target, signals, grounding)
-    if (own := own_folder() / name).is_file():
-        return Calibration.load(own)
-    shipped = resources.files(__name__) / name
-    if shipped.is_file():
-        with resources.as_file(shipped) as path:
-            return Calibration.load(path)
-    _warn_once(draft, target, signals, grounding)
+def find(
+    draft: str,
+    target: str,
+    verify_with: str,
+    grounding_from: str | None,
+    grounding: GroundingSpec,
+) -> Calibration:
+    """Return the bounds of a pair: the user's own, the package's, or the visible fallback.
+
+    Confidence has the same bounds whether or not there is grounding beside it.
+    """
+    kinds = [signals(verify_with, grounding_from)]
+    if grounding_from is None:
+        kinds.append(verify_with)
+    for name in (file_name(draft, target, kind, grounding) for kind in kinds):
+        if (own := own_folder() / name).is_file():
+            return Calibration.load(own)
+        shipped = resources.files(__name__) / name
+        if shipped.is_file():
+            with resources.as_file(shipped) as path:
+                return Calibration.load(path)
+    _warn_once(draft, target, kinds[0], grounding)
     return FALLBACK
 
 

@@ -26,7 +26,7 @@ MAX_TOKENS = 600
 
 @reports_errors
 @takes_options(
-    *("pair", "draft", "target", "n_ctx", "n_threads", "n_gpu_layers"),
+    *("pair", "draft", "target", "n_ctx", "n_threads", "n_gpu_layers", "max_retries"),
     *("verify_with", "grounding", "grounding_layers"),
     *("step_delimiter", "max_step_tokens", "max_tokens"),
     max_tokens=MAX_TOKENS,

@@ -23,6 +23,8 @@ WORDING = {
     "target": "The large model, named in the same ways; overrides the pair's.",
     "speculative_tree": "Children of every drafted token at the next depth; given several times, "
     "a tree in place of a chain.",
+    "n_ctx": "Context length in tokens; by default 4096 for models in this process, and a server's "
+    "own.",
     "n_threads": "Threads that compute; by default the machine's cores.",
     "max_tokens": "Most tokens of an answer, within what the context has room for.",
     "stop": "The answer is cut before this string; can be given several times.",
@@ -79,6 +81,8 @@ def allowed(field: FieldInfo) -> str:
     kind = _kind(field)
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(get_args(kind))
+    if get_origin(kind) is list and kind != list[str]:
+        return "whole numbers from 1 to 64, each with the option in front of it"
     if kind not in (int, float):
         return "text that is not empty"
     return " ".join(filter(None, ["a whole number" if kind is int else "a number", _range(field)]))

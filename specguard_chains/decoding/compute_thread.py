@@ -11,11 +11,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
+from functools import wraps
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from specguard_chains.decoding.fair_lock import FairLock
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -55,6 +57,16 @@ def run(job: Callable[[], T], cancelled: Callable[[], bool] | None = None) -> T:
     if errors:
         raise errors.pop()
     return results.pop()
+
+
+def on_it(work: Callable[P, T]) -> Callable[P, T]:
+    """Let a function run on the compute thread, whichever thread calls it."""
+
+    @wraps(work)
+    def run_there(*args: P.args, **kwargs: P.kwargs) -> T:
+        return run(lambda: work(*args, **kwargs))
+
+    return run_there
 
 
 def _ensure_started() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.boundaries import Boundary, Ending, unfinished_character
 from specguard_chains.decoding.cache import CachedSequence, Rows, Tokenizer, common_prefix
@@ -104,6 +105,7 @@ class LocalSession:
         """See `Session.room`."""
         return self._context_length - len(self._tokens)
 
+    @compute_thread.on_it
     def sample(
         self,
         n: int,
@@ -134,6 +136,7 @@ class LocalSession:
         candidates = [draft.step.candidate(grounded=self._grounded) for draft in drafts]
         return candidates if distinct == n else candidates * n
 
+    @compute_thread.on_it
     def read(self, candidate: Candidate) -> Reading:
         """See `Session.read`."""
         tokens = self._own_tokens(candidate)
@@ -168,6 +171,7 @@ class LocalSession:
         """See `Session.accept`."""
         self.extend(self._own_tokens(candidate))
 
+    @compute_thread.on_it
     def logits(self, tree: TokenTree) -> FloatArray:
         """See `LogitSession.logits`. Few pending tokens are read in one pass with the tree."""
         self._require_open()

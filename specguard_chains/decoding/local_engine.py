@@ -136,3 +136,40 @@ class LocalEngine(Tokenizer, ABC):
         self._idle.append(sequence)
         while len(self._idle) > (0 if self._closed else self.max_idle):
             self._idle.pop(0).cache.close()
+
+
+def check_at_least_one(**values: int | None) -> None:
+    """Refuse numbers below one; None is no number.
+
+    Raises:
+        ConfigurationError: One is; the message names it.
+    """
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{name} must be at least 1, not {value}")
+
+
+def check_sizes(
+    model: object, *, n_ctx: int, trained: int | None, attention_layers: int, n_layer: int
+) -> None:
+    """Refuse sizes that a model does not have.
+
+    Args:
+        model: What the message calls it.
+        n_ctx: Tokens of a sequence that are asked for.
+        trained: Tokens that the model was trained for; None if it does not say.
+        attention_layers: Layers whose attention is asked for.
+        n_layer: Layers of the model.
+
+    Raises:
+        ConfigurationError: It has less.
+    """
+    if trained is not None and n_ctx > trained:
+        raise ConfigurationError(
+            f"n_ctx={n_ctx} is longer than the {trained} tokens that {model} was trained for; "
+            "lower n_ctx"
+        )
+    if attention_layers > n_layer:
+        raise ConfigurationError(
+            f"attention_layers={attention_layers} is more than the {n_layer} layers of {model}"
+        )

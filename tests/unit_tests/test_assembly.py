@@ -74,7 +74,7 @@ def test_a_model_alone_loads_only_itself(role: str, loaded: list[dict[str, Any]]
     decoder = assemble(options(decoder=role))
     assert isinstance(decoder, SoloDecoder)
     assert decoder.source == Source(role)
-    assert [settings["path"] for settings in loaded] == [Path(f"{role[0]}.gguf")]
+    assert [settings["path"] for settings in loaded] == [Path(f"{role[0]}.gguf").absolute()]
 
 
 def test_a_file_is_loaded_once_in_a_process(loaded: list[dict[str, Any]]) -> None:
@@ -99,6 +99,17 @@ def test_one_file_in_both_roles_is_one_engine(loaded: list[dict[str, Any]]) -> N
     decoder = assemble(options(target="d.gguf", verify_with="target"))
     assert len(decoder.engines) == len(loaded) == 1
     assert loaded[0]["attention"]
+
+
+@pytest.mark.parametrize("spelled", [Path("d.gguf"), "./d.gguf", "{here}/d.gguf"], ids=str)
+def test_one_file_is_one_engine_however_it_is_spelled(
+    spelled: Any, loaded: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d.gguf").touch()
+    target = spelled.format(here=tmp_path) if isinstance(spelled, str) else spelled
+    decoder = assemble(options(target=target, verify_with="target"))
+    assert len(decoder.engines) == len(loaded) == 1
 
 
 def test_greedy_decoding_uses_the_same_engines(loaded: list[dict[str, Any]]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from langchain_core.caches import InMemoryCache
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.load import dumpd
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
 from langchain_core.runnables import ConfigurableField
@@ -109,6 +110,35 @@ def test_the_key_of_a_server_is_never_shown() -> None:
     assert not {"api_key", "max_retries"} & params.keys(), "they change no answer"
     for shown in (repr(model), str(params), model.model_dump_json(), str(dumpd(model))):
         assert "sesame" not in shown
+    with pytest.raises(ConfigurationError) as refusal:
+        ChatSpecGuard(api_key=["sesame"])
+    assert "sesame" not in str(refusal.value)
+    assert "sesame" not in str(refusal.value.__cause__)
+
+
+@pytest.mark.parametrize("route", ["invoke", "stream", "ainvoke", "astream", "steps"])
+async def test_a_key_in_a_call_is_refused_before_anybody_sees_it(route: str) -> None:
+    seen: list[str] = []
+
+    class Tracer(BaseCallbackHandler):
+        def on_chat_model_start(self, *args: Any, **kwargs: Any) -> None:
+            seen.append(str((args, kwargs)))
+
+    model = toy_chat.scripted().bind(api_key="sesame")
+    config: Any = {"callbacks": [Tracer()]}
+    with pytest.raises(ConfigurationError, match="OPENAI_API_KEY") as refusal:
+        if route == "invoke":
+            model.invoke("hi", config)
+        elif route == "stream":
+            list(model.stream("hi", config))
+        elif route == "ainvoke":
+            await model.ainvoke("hi", config)
+        elif route == "astream":
+            async for _ in model.astream("hi", config):
+                pass
+        else:
+            list(toy_chat.scripted().steps("hi", api_key="sesame"))
+    assert "sesame" not in str(refusal.value) + str(seen)
 
 
 # Options of one call

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import SecretStr
 
-from specguard_chains import ChatSpecGuard, adapters, calibrations, engines
+from specguard_chains import ChatSpecGuard, adapters, background, calibrations, engines
 from specguard_chains.assembly import assemble
 from specguard_chains.calibrations.fitting import fit
+from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.boundaries import Boundary
 from specguard_chains.decoding.calibration import Bounds, Calibration
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Capabilities, Prompt
+from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.decoding.speculation import Speculation
@@ -139,7 +143,8 @@ def test_attention_is_asked_of_a_model_that_can_show_it(loaded: list[dict[str, A
         engines.unload()
         loaded.clear()
         assemble(SpecGuardOptions(draft=draft, target=target, verify_with=verify_with))
-        assert [settings["name"] for settings in loaded if settings.get("attention")] == readers
+        asked = [settings["name"] for settings in loaded if settings.get("attention")]
+        assert [name.removeprefix(f"{Path.cwd()}/") for name in asked] == readers
 
 
 def test_room_for_a_tree_is_reserved(loaded: list[dict[str, Any]]) -> None:
@@ -266,12 +271,51 @@ def test_bounds_belong_to_whose_signals_they_are() -> None:
     assert again.verifier.calibration == fitted
 
 
-def test_bounds_of_confidence_alone_can_be_fitted() -> None:
+def test_bounds_of_confidence_alone_are_none_of_grounding() -> None:
     draft, target = toy(1, attention=False), toy(2, attention=False)
     decoder = assemble(SpecGuardOptions(draft=draft, target=target))
     assert isinstance(decoder, SpecGuardDecoder)
     fitted = fit(decoder, ["q", "r", "s"], max_tokens=40)
     assert fitted.confidence.low < fitted.confidence.high
+    assert fitted.verify_with == "draft-confidence"
+    spec = decoder.grounding
+    folder = calibrations.own_folder()
+    folder.mkdir(parents=True)
+    fitted.save(folder / calibrations.file_name("d", "t", "draft-confidence", spec))
+    assert calibrations.find("d", "t", "draft", None, spec) == fitted
+    assert calibrations.find("d", "t", "draft", "draft", spec).source == "fallback"
+
+
+def test_bounds_of_both_signals_serve_confidence_alone() -> None:
+    spec = GroundingSpec()
+    folder = calibrations.own_folder()
+    folder.mkdir(parents=True)
+    CALIBRATION.save(folder / calibrations.file_name("d", "t", "draft", spec))
+    assert calibrations.find("d", "t", "draft", None, spec) == CALIBRATION
+
+
+def test_whoever_waits_for_a_server_holds_up_no_other_model() -> None:
+    """A mixed request computes on the common thread, and waits on its own."""
+    waiting, go_on = threading.Event(), threading.Event()
+    server = toy(2, attention=False)
+    server.capabilities = Capabilities(max_candidates=4)
+    encode = server.encode
+
+    def hang(prompt: Prompt) -> list[int]:
+        waiting.set()
+        assert go_on.wait(10)
+        return encode(prompt)
+
+    server.encode = hang  # type: ignore[method-assign]
+    verifier = EnsembleVerifier(CALIBRATION, confidence_weight=1)
+    steps = background.run(SpecGuardDecoder(toy(1), server, verifier), REQUEST)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(next, steps)
+        assert waiting.wait(10)
+        assert compute_thread.run(lambda: 3) == 3
+        go_on.set()
+        assert first.result(10).text
+    steps.close()
 
 
 def test_models_that_cannot_be_judged_are_refused() -> None:

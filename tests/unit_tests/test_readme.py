@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,15 @@ def test_the_code_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         engines = {"draft": draft, "target": target, "threshold": 0.0}
         return assembly.assemble(options.model_copy(update=engines))
 
+    def toy_engine(model: str, *, max_candidates: int = 1, **_: Any) -> ToyEngine:
+        engine = ToyEngine(scripted_policy("Yes."))
+        engine.capabilities = replace(engine.capabilities, max_candidates=max_candidates)
+        return engine
+
     monkeypatch.setattr(call, "assemble", assemble_toys)
-    monkeypatch.setitem(vars(adapters), "HuggingFaceEngine", lambda *_, **__: draft)
+    monkeypatch.setitem(vars(adapters), "HuggingFaceEngine", toy_engine)
+    monkeypatch.setitem(vars(adapters), "OpenAIEngine", toy_engine)
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "{{ messages }}")
     blocks = python_blocks()
     assert len(blocks) >= 3
     names: dict[str, Any] = {}
