@@ -123,6 +123,7 @@ def test_messages_need_a_template(make: Make, dialect: str) -> None:
     [
         ("openai://127.0.0.1:8000/toy", "http://127.0.0.1:8000/v1", "toy"),
         ("openais://host/Qwen/Qwen2.5-7B", "https://host/v1", "Qwen/Qwen2.5-7B"),
+        ("OpenAIs://host/Qwen2.5", "https://host/v1", "Qwen2.5"),
     ],
 )
 def test_a_url_names_server_and_model(
@@ -156,6 +157,15 @@ def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         OpenAIEngine.from_url(url)
     assert "hush" not in str(caught.value)
+
+
+def test_a_schemes_case_does_not_matter(make: Make) -> None:
+    server = ScriptedServer()
+    engine = make(server)
+    with closing(OpenAIEngine("toy", base_url=server.url.replace("http:", "HTTP:") + "/")) as same:
+        assert (same.base_url, same.vocabulary) == (engine.base_url, engine.vocabulary)
+    with pytest.raises(ConfigurationError, match="is not a file of certificates"):
+        OpenAIEngine("toy", base_url="HTTPS://127.0.0.1:1/v1", verify="no-such-file.pem")
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,11 @@ from specguard_adapters.openai.pieces import PieceCodec
 from specguard_adapters.openai.session import OpenAISession
 from specguard_adapters.openai.settings import (
     check_numbers,
-    check_url,
+    checked_headers,
+    is_local,
+    plain_url,
+    redacted,
     secret_key,
-    shown,
     tls,
     usable_length,
 )
@@ -72,7 +74,8 @@ class OpenAIEngine:
         Args:
             model: The model's name on the server.
             base_url: Where its API is, such as "http://127.0.0.1:8000/v1".
-            api_key: The server's key; None takes $OPENAI_API_KEY, if it is set.
+            api_key: The server's key, "" for none; None takes $OPENAI_API_KEY, if it is set. That
+                one is sent by https and to this machine only.
             context_length: Most tokens of a sequence, for servers that do not tell or when fewer
                 will do.
             chat_template: Jinja source, in place of the server's template.
@@ -87,14 +90,13 @@ class OpenAIEngine:
             ConfigurationError: A value does not suit the server.
             ServerError: The server cannot be reached, or refuses the requests.
         """
-        check_url(base_url)
+        base_url = plain_url(base_url)
         check_numbers(max_candidates, timeout_s, max_retries, context_length)
-        key = secret_key(api_key)
-        sent = dict(headers or {})
-        if key is not None:
+        sent = checked_headers(headers or {})
+        secrets = list(sent.values())
+        if (key := secret_key(api_key, base_url)) is not None:
+            secrets.append(key.get_secret_value())
             sent["Authorization"] = f"Bearer {key.get_secret_value()}"
-        secrets = [*(headers or {}).values(), *([key.get_secret_value()] if key else [])]
-        base_url = base_url.rstrip("/")
         template = ChatTemplate(chat_template) if chat_template is not None else None
         self.name = model
         self.base_url = base_url
@@ -108,6 +110,7 @@ class OpenAIEngine:
             timeout_s=timeout_s,
             max_retries=max_retries,
             verify=base_url.startswith("https:") and tls(verify),
+            direct=is_local(base_url),  # a proxy would see what need not leave this machine
         )
         try:
             self.features = find_features(self._client, model, translator)
@@ -138,15 +141,16 @@ class OpenAIEngine:
         The path is the model's name, slashes included; the API is at `/v1` of the host.
         """
         scheme, _, rest = url.partition("://")
+        scheme = scheme.lower()
         host, _, model = rest.partition("/")
         if scheme not in SCHEMES or not host or not model:
             raise ConfigurationError(
-                f"{shown(url)} is not the URL of a model on a server; write "
+                f"{redacted(url)} is not the URL of a model on a server; write "
                 "openai://host:port/model, or openais:// for https"
             )
         if "@" in host or "?" in rest or "#" in rest:
             raise ConfigurationError(
-                f"{shown(url)} has more than a host and a model; give keys as api_key or "
+                f"{redacted(url)} has more than a host and a model; give keys as api_key or "
                 "$OPENAI_API_KEY, and settings as arguments"
             )
         return cls(model, base_url=f"{SCHEMES[scheme]}://{host}/v1", **settings)

@@ -88,10 +88,8 @@ class Translator:
         ):
             message = f"the connection to {url} broke: {told}; look into the server's log"
         else:
-            return _caused(
-                ConfigurationError(f"no request can be sent to {url}: {told}; correct base_url"),
-                error,
-            )
+            # Without its cause: what httpx refuses to send, it may spell out.
+            return ConfigurationError(f"no request can be sent to {url}: {told}; correct base_url")
         return _caused(Passing(ServerError(message)), error)
 
     def timeout(self, url: str, timeout_s: float) -> ServerTimeoutError:

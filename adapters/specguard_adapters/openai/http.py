@@ -72,6 +72,7 @@ class Client:
         timeout_s: float,
         max_retries: int,
         verify: bool | ssl.SSLContext,
+        direct: bool,
     ) -> None:
         """Start the thread; nothing is sent yet.
 
@@ -82,6 +83,7 @@ class Client:
             timeout_s: Longest time of one request, repetitions included.
             max_retries: How often a request is repeated at most.
             verify: Whether certificates are checked, or a TLS context.
+            direct: Pass over the environment's proxies.
         """
         self.base_url = base_url
         self.root = base_url.removesuffix("/v1")
@@ -99,6 +101,7 @@ class Client:
             headers=headers,
             timeout=httpx.Timeout(None, connect=min(CONNECT_S, timeout_s)),
             verify=verify,
+            mounts={f"all://{httpx.URL(base_url).netloc.decode()}": None} if direct else None,
         )
         self._thread.start()
         # Also when nobody closes it: connections that are only forgotten raise warnings.

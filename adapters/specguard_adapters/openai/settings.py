@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import ssl
+from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,36 +15,98 @@ from pydantic import SecretStr
 from specguard_adapters.openai.features import ServerFeatures
 from specguard_chains.errors import ConfigurationError
 
-
-def secret_key(api_key: str | SecretStr | None) -> SecretStr | None:
-    """Return the key that is given, else the environment's, if there is one."""
-    if api_key is None:
-        api_key = os.environ.get("OPENAI_API_KEY") or None
-    return SecretStr(api_key) if isinstance(api_key, str) else api_key
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
-def check_url(base_url: str) -> None:
-    """Refuse what is not the plain address of an API."""
+def plain_url(base_url: str) -> str:
+    """Return the address of an API in one spelling; refuse what is more, or none.
+
+    Raises:
+        ConfigurationError: It is not the plain address of an API.
+    """
     try:
         parts = urlsplit(base_url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        raise ConfigurationError(f"base_url {shown(base_url)} is not a URL") from None
+        raise ConfigurationError(f"base_url {redacted(base_url)} is not a URL") from None
     if not valid:
         raise ConfigurationError(
-            f"base_url {shown(base_url)} is not the address of an API; write for example "
+            f"base_url {redacted(base_url)} is not the address of an API; write for example "
             "http://127.0.0.1:8000/v1"
         )
     if parts.username is not None or parts.query or parts.fragment:
         raise ConfigurationError(
-            f"base_url {shown(base_url)} has more than an address; give keys as api_key or "
+            f"base_url {redacted(base_url)} has more than an address; give keys as api_key or "
             "$OPENAI_API_KEY"
         )
+    return parts.geturl().rstrip("/")  # with the scheme in lower case
 
 
-def shown(url: str) -> str:
+def redacted(url: str) -> str:
     """Return a URL without what may be secret in it."""
     return repr(re.sub(r"(?<=//)[^/]*@|[?#].*", "…", url))
+
+
+def is_local(base_url: str) -> bool:
+    """Whether a URL's host is this machine: what is sent there passes no network."""
+    host = urlsplit(base_url).hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def secret_key(api_key: str | SecretStr | None, base_url: str) -> SecretStr | None:
+    """Return the key that is given, else the environment's; None if there is none.
+
+    Raises:
+        ConfigurationError: It cannot be a key, or it is the environment's, which nobody has said
+            to send to this server, and would pass the network in clear text.
+    """
+    if api_key is not None:
+        given = api_key if isinstance(api_key, str) else api_key.get_secret_value()
+        return _secret("api_key", given)
+    key = _secret("$OPENAI_API_KEY", os.environ.get("OPENAI_API_KEY", ""))
+    if key is not None and base_url.startswith("http:") and not is_local(base_url):
+        raise ConfigurationError(
+            f"$OPENAI_API_KEY would be sent in clear text to {base_url}; use openais:// (TLS), or "
+            'pass api_key explicitly, "" for none'
+        )
+    return key
+
+
+def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return headers without white space around their values, which may be secret.
+
+    Raises:
+        ConfigurationError: Something in them cannot be sent.
+    """
+    for name in headers:
+        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+            raise ConfigurationError(
+                "headers has a name with other characters than HTTP allows; correct it"
+            )
+    return {name: _sendable(f"headers[{name!r}]", value) for name, value in headers.items()}
+
+
+def _secret(name: str, value: str) -> SecretStr | None:
+    value = _sendable(name, value)
+    return SecretStr(value) if value else None
+
+
+def _sendable(name: str, value: str) -> str:
+    """Return a header's value, or refuse it without showing it."""
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name} must be text, not {type(value).__name__}")
+    value = value.strip()
+    if not (value.isascii() and value.isprintable()):
+        raise ConfigurationError(
+            f"{name} has other characters than printable ASCII ones, which no header can carry; "
+            "was it copied whole, and nothing with it?"
+        )
+    return value
 
 
 def check_numbers(
