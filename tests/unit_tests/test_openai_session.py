@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ pytest.importorskip("httpx")
 
 from specguard_adapters.openai import OpenAIEngine
 from specguard_adapters.openai.completions import split
+from specguard_adapters.openai.pieces import PieceCodec, cut
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.engine import Candidate, Prompt, Session
 from specguard_chains.decoding.sampling import Sampling
@@ -312,6 +314,39 @@ def test_text_cannot_be_cut_where_it_is_not_known(make: Make) -> None:
     assert session.length == length
     with pytest.raises(ValueError, match="roll back"):
         session.rollback(length - 1)
+
+
+@pytest.mark.parametrize("count", [-1, 1, 2, 7, 30])
+@pytest.mark.parametrize("text", ["a", "né 🦊 你好\ud800", "\0\0"])
+def test_a_text_is_cut_into_as_many_pieces_as_it_has_tokens(
+    make: Make, text: str, count: int
+) -> None:
+    _, engine = make("x", text=True)
+    pieces = cut(text, count)
+    assert len(pieces) == max(count, 1)
+    assert engine.text(pieces) == text
+    ends = [engine._server.codec.can_end([1, *pieces], length) for length in range(len(pieces) + 2)]
+    assert ends == [True, True, *[False] * (len(pieces) - 1), True]
+
+
+def test_nothing_is_kept_of_texts(make: Make) -> None:
+    """Pieces of text are numbered without a table, which would grow with every request."""
+    _, engine = make("One.\n\nTwo", text=True)
+    codec = engine._server.codec
+    prompts = ["".join(map(chr, range(1000 * i, 1000 * i + 10_000))) for i in range(1, 41)]
+    assert isinstance(codec, PieceCodec)
+    codec._count = lambda text, _: len(text) // 3  # type: ignore[method-assign]
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for prompt in prompts:
+            tokens = codec.encode(Prompt(text=prompt))
+            assert codec.text([*tokens, *codec.encode_text(prompt, tokens)]) == prompt * 2
+            del tokens
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 50_000
 
 
 @both

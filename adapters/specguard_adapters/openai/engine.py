@@ -230,4 +230,4 @@ class OpenAIEngine:
                 renders=self.features.chat_template,
                 adds_space=self.features.adds_space,
             )
-        return PieceCodec(self._client, self.name, template, self.features.dialect, self.base_url)
+        return PieceCodec(self._client, self.name, template, self.features.dialect)

@@ -1,10 +1,13 @@
-"""Sequences of pieces of text, for servers that take and give text only."""
+"""Sequences of pieces of text, for servers that take and give text only.
+
+The number of a piece is its text, read as a number: nothing is to be kept for it, and all engines
+have the same ones.
+"""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from functools import cache
+from itertools import pairwise
 
 from specguard_adapters.openai.codec import no_template
 from specguard_adapters.openai.completions import Payload, Token
@@ -13,31 +16,27 @@ from specguard_adapters.openai.http import Cancelled, Client
 from specguard_chains.decoding.engine import Prompt
 from specguard_chains.templates import ChatTemplate
 
-FILLER = 0
-"""Stands for the second and later tokens of a piece that the model has not written."""
+_BEGINS = b"\x01"
+_GOES_ON = b"\x02"
+"""Marks a piece that does not begin where a token is known to begin."""
 
 
 class PieceCodec:
     """A `Codec` of text; how many tokens it has, the server tells.
 
-    Text that the model has not written is one piece, followed by as many fillers as it has tokens
-    more. Special tokens in it cannot be told from text: such a server reads them everywhere.
+    Text that the model has not written is cut into as many pieces as it has tokens; where the
+    tokens end within it, nobody knows. Special tokens in it cannot be told from text: such a server
+    reads them everywhere.
     """
 
     def __init__(
-        self,
-        client: Client,
-        model: str,
-        template: ChatTemplate | None,
-        dialect: Dialect,
-        base_url: str,
+        self, client: Client, model: str, template: ChatTemplate | None, dialect: Dialect
     ) -> None:
-        """Number pieces as all codecs of this server's model do."""
+        """Have the server count tokens, and render messages by a template."""
         self._client = client
         self._model = model
         self._template = template
         self._dialect = dialect
-        self._numbers = _numbers(base_url, model)
 
     def encode(self, prompt: Prompt, cancelled: Cancelled = None) -> list[int]:
         """See `Codec.encode`."""
@@ -46,7 +45,7 @@ class PieceCodec:
             if self._template is None:
                 raise no_template(self._model)
             text = self._template.render(prompt.messages, prompt.tools)
-        return self._filled(text, self._count(text, cancelled)) if text else []
+        return cut(text, self._count(text, cancelled)) if text else []
 
     def encode_text(
         self, text: str, before: Sequence[int], cancelled: Cancelled = None
@@ -55,8 +54,7 @@ class PieceCodec:
         if not text:
             return []
         start = self.text(before)
-        count = self._count(start + text, cancelled) - self._count(start, cancelled)
-        return self._filled(text, max(count, 1))
+        return cut(text, self._count(start + text, cancelled) - self._count(start, cancelled))
 
     def payload(self, tokens: Sequence[int]) -> Payload:
         """See `Codec.payload`."""
@@ -64,7 +62,7 @@ class PieceCodec:
 
     def number(self, token: Token) -> int:
         """See `Codec.number`."""
-        return self._numbers.of(token.text)
+        return _number(_BEGINS, token.text)
 
     def unfinished(self, tokens: Sequence[int], cancelled: Cancelled = None) -> list[int]:
         """See `Codec.unfinished`. Text has whole characters only."""
@@ -72,14 +70,11 @@ class PieceCodec:
 
     def text(self, tokens: Sequence[int], cancelled: Cancelled = None) -> str:
         """See `Codec.text`."""
-        return "".join(map(self._numbers.text, tokens))
+        return "".join(_bytes(token)[1:].decode(errors="surrogatepass") for token in tokens)
 
     def can_end(self, tokens: Sequence[int], length: int) -> bool:
-        """See `Codec.can_end`. A filler's text stands before it."""
-        return length == len(tokens) or tokens[length] != FILLER
-
-    def _filled(self, text: str, count: int) -> list[int]:
-        return [self._numbers.of(text), *[FILLER] * (count - 1)]
+        """See `Codec.can_end`."""
+        return length == len(tokens) or not _bytes(tokens[length]).startswith(_GOES_ON)
 
     def _count(self, text: str, cancelled: Cancelled) -> int:
         path, name = TOKENIZERS[self._dialect]
@@ -87,25 +82,17 @@ class PieceCodec:
         return len(self._client.post(path, body, cancelled=cancelled)["tokens"])
 
 
-class _Numbers:
-    """Numbers for pieces of text, the same for everybody in this process."""
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._texts = [""]  # the filler's
-        self._known: dict[str, int] = {}
-
-    def of(self, text: str) -> int:
-        with self._guard:
-            if text not in self._known:
-                self._known[text] = len(self._texts)
-                self._texts.append(text)
-            return self._known[text]
-
-    def text(self, number: int) -> str:
-        return self._texts[number]
+def cut(text: str, count: int) -> list[int]:
+    """Return the numbers of a text in `count` pieces of about equal length, at least one."""
+    count = max(count, 1)
+    ends = [len(text) * i // count for i in range(count + 1)]
+    pieces = [text[start:end] for start, end in pairwise(ends)]
+    return [_number(_GOES_ON if i else _BEGINS, piece) for i, piece in enumerate(pieces)]
 
 
-@cache
-def _numbers(base_url: str, model: str) -> _Numbers:
-    return _Numbers()
+def _number(mark: bytes, text: str) -> int:
+    return int.from_bytes(mark + text.encode(errors="surrogatepass"))
+
+
+def _bytes(number: int) -> bytes:
+    return number.to_bytes((number.bit_length() + 7) // 8)
