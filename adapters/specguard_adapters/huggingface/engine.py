@@ -21,9 +21,9 @@ from specguard_adapters.huggingface.tokenizer import HuggingFaceTokenizer, copy_
 from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.engine import Capabilities, Prompt
-from specguard_chains.decoding.local_engine import LocalEngine
-from specguard_chains.errors import ConfigurationError, EngineError
-from specguard_chains.templates import ChatTemplate, Shield
+from specguard_chains.decoding.local_engine import LocalEngine, check_at_least_one, check_sizes
+from specguard_chains.decoding.prompt_encoder import PromptEncoder
+from specguard_chains.errors import EngineError
 
 
 class HuggingFaceEngine(LocalEngine):
@@ -35,7 +35,7 @@ class HuggingFaceEngine(LocalEngine):
         tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase | None = None,
         *,
         n_ctx: int = 4096,
-        max_candidates: int = 1,
+        max_candidates: int = 4,
         candidate_tokens: int = 256,
         attention: bool = False,
         attention_layers: int = 3,
@@ -82,7 +82,7 @@ class HuggingFaceEngine(LocalEngine):
             AttentionUnavailableError: The model does not show its attention.
         """
         super().__init__()
-        _check_at_least_one(
+        check_at_least_one(
             n_ctx=n_ctx,
             max_candidates=max_candidates,
             candidate_tokens=candidate_tokens,
@@ -117,13 +117,19 @@ class HuggingFaceEngine(LocalEngine):
         if logits_processor is not None:
             self.process_logits = _processed_by(logits_processor)
         layers = attention_layers if attention else 0
-        _check_sizes(loaded.model, self._model, n_ctx=n_ctx, attention_layers=layers)
+        check_sizes(
+            loaded.name,
+            n_ctx=n_ctx,
+            trained=self._model.n_ctx_train,
+            attention_layers=layers,
+            n_layer=self._model.n_layer,
+        )
         try:
             compute_thread.run(lambda: check(self._model, layers))
         except BaseException:
             self._model.close()
             raise
-        self._templates: dict[str | None, ChatTemplate] = {}
+        self._prompts = PromptEncoder(self.name)
 
     @property
     def vocabulary(self) -> str:
@@ -141,19 +147,8 @@ class HuggingFaceEngine(LocalEngine):
         return self._end_token
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """See `Engine.encode`. Special tokens are read in raw text and in the model's template.
-
-        In messages they stay text: nobody can end a turn by writing `<|im_end|>` in one.
-        """
-        tokenizer = self._opened_tokenizer()
-        if prompt.text is not None:
-            tokens = tokenizer.tokenize(prompt.text, special=True)
-        else:
-            tokens = self._encode_messages(prompt) if prompt.messages else []
-        prefix = tokenizer.prefix
-        if tokens and tokens[: len(prefix)] != prefix:
-            tokens = [*prefix, *tokens]
-        return tokens
+        """See `Engine.encode` and `PromptEncoder.encode`."""
+        return self._prompts.encode(prompt, self._opened_tokenizer())
 
     def encode_text(self, text: str) -> list[int]:
         """See `Tokenizer.encode_text`."""
@@ -187,50 +182,6 @@ class HuggingFaceEngine(LocalEngine):
         if self._closed:
             raise EngineError(f"the engine {self.name} is closed; load the model again")
         return self._tokenizer
-
-    def _encode_messages(self, prompt: Prompt) -> list[int]:
-        template = self._template("tool_use" if prompt.tools else None)
-        shield = Shield(self._tokenizer.control_texts)
-        text = template.render(shield.hide(prompt.messages), prompt.tools)
-        tokens: list[int] = []
-        for piece in shield.pieces(text):
-            tokenize = self._tokenizer.tokenize_on if tokens else self._tokenizer.tokenize
-            tokens += tokenize(piece.text, special=not piece.literal)
-        return tokens
-
-    def _template(self, name: str | None) -> ChatTemplate:
-        """Return the model's template of that name, its usual one if there is none."""
-        if name not in self._templates:
-            tokenizer = self._tokenizer
-            source = tokenizer.chat_template(name) or tokenizer.chat_template(None)
-            if source is None:
-                raise ConfigurationError(
-                    f"{self.name} has no chat template; give the prompt as text, or take an "
-                    "instruction-tuned model"
-                )
-            self._templates[name] = ChatTemplate(source, tokenizer.bos_text, tokenizer.eos_text)
-        return self._templates[name]
-
-
-def _check_at_least_one(**values: int | None) -> None:
-    for name, value in values.items():
-        if value is not None and value < 1:
-            raise ConfigurationError(f"{name} must be at least 1, not {value}")
-
-
-def _check_sizes(model: PreTrainedModel, ours: Model, *, n_ctx: int, attention_layers: int) -> None:
-    config = model.config.get_text_config(decoder=True)
-    trained = getattr(config, "max_position_embeddings", None)
-    if trained is not None and n_ctx > trained:
-        raise ConfigurationError(
-            f"n_ctx={n_ctx} is longer than the {trained} tokens that {ours.name} was trained for; "
-            "lower n_ctx"
-        )
-    if attention_layers > ours.n_layer:
-        raise ConfigurationError(
-            f"attention_layers={attention_layers} is more than the {ours.n_layer} layers of "
-            f"{ours.name}"
-        )
 
 
 def _end_tokens(model: PreTrainedModel) -> list[int]:

@@ -37,6 +37,7 @@ class Model:
         config = model.config.get_text_config(decoder=True)
         self.n_layer: int = config.num_hidden_layers
         self.n_vocab: int = config.vocab_size
+        self.n_ctx_train: int | None = getattr(config, "max_position_embeddings", None)
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._keeps_logits = "logits_to_keep" in parameters

@@ -12,6 +12,7 @@ from typing import Any
 import tokenizers
 from transformers import PreTrainedTokenizerBase
 
+from specguard_chains.decoding.prompt_encoder import end_of_turn
 from specguard_chains.decoding.vocabulary import Vocabulary
 from specguard_chains.errors import ConfigurationError, EngineError
 
@@ -131,21 +132,17 @@ class HuggingFaceTokenizer:
         Raises:
             ConfigurationError: Nothing ends a sequence.
         """
-        template = self.chat_template(None) or ""
         known = {token: self._control.get(token, "") for token in ends}
-        written = {
-            t: template.rfind(text) for t, text in known.items() if text and text in template
-        }
-        if written:
-            return max(written, key=written.__getitem__)
-        token = self._eos if self._eos is not None else min(known, default=None)
+        token = end_of_turn(self, known)
+        if token is None:
+            token = self._eos if self._eos is not None else min(known, default=None)
         if token is None:
             raise ConfigurationError(
                 f"{self.name} has no token that ends a sequence; give a tokenizer with eos_token"
             )
         return token
 
-    def chat_template(self, name: str | None) -> str | None:
+    def chat_template(self, name: str | None = None) -> str | None:
         """Return the model's own chat template, or its one of that name, as Jinja source."""
         templates = self._templates
         if isinstance(templates, dict):

@@ -16,10 +16,10 @@ from specguard_adapters.llama_cpp.ggml import AttentionTap
 from specguard_adapters.llama_cpp.weights import GPU, Weights, load_weights, log
 from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.engine import Capabilities, Prompt
-from specguard_chains.decoding.local_engine import LocalEngine
+from specguard_chains.decoding.local_engine import LocalEngine, check_at_least_one, check_sizes
+from specguard_chains.decoding.prompt_encoder import PromptEncoder
 from specguard_chains.errors import ConfigurationError, EngineError
 from specguard_chains.models.cache import check_own_file
-from specguard_chains.templates import ChatTemplate, Shield
 
 MAX_CANDIDATES = MAX_SEQUENCES - 1
 
@@ -32,7 +32,7 @@ class LlamaCppEngine(LocalEngine):
         path: str | os.PathLike[str],
         *,
         n_ctx: int = 4096,
-        max_candidates: int = 1,
+        max_candidates: int = 4,
         candidate_tokens: int = 256,
         attention: bool = False,
         attention_layers: int = 3,
@@ -70,7 +70,7 @@ class LlamaCppEngine(LocalEngine):
             AttentionUnavailableError: This llama.cpp does not show its attention.
         """
         super().__init__()
-        _check_at_least_one(
+        check_at_least_one(
             n_ctx=n_ctx,
             max_candidates=max_candidates,
             candidate_tokens=candidate_tokens,
@@ -99,7 +99,18 @@ class LlamaCppEngine(LocalEngine):
             check_own_file(Path(path)), n_gpu_layers, use_mmap=use_mmap
         )
         model = self._model
-        _check_model(model, n_ctx=n_ctx, attention_layers=attention_layers if attention else 0)
+        if model.obstacle:
+            raise ConfigurationError(
+                f"{model.path} cannot be used: the model {model.obstacle}; take a causal "
+                "transformer"
+            )
+        check_sizes(
+            model.path,
+            n_ctx=n_ctx,
+            trained=model.n_ctx_train,
+            attention_layers=attention_layers if attention else 0,
+            n_layer=model.n_layer,
+        )
         self.name = model.path.stem
         self.capabilities = Capabilities(
             in_process=True,
@@ -121,7 +132,7 @@ class LlamaCppEngine(LocalEngine):
         )
         if attention:
             compute_thread.run(lambda: check_attention(model, self._settings, attention_layers))
-        self._templates: dict[str | None, ChatTemplate] = {}
+        self._prompts = PromptEncoder(self.name)
 
     @property
     def vocabulary(self) -> str:
@@ -139,18 +150,8 @@ class LlamaCppEngine(LocalEngine):
         return self._model.end_of_turn
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """See `Engine.encode`. Special tokens are read in raw text and in the model's template.
-
-        In messages they stay text: nobody can end a turn by writing `<|im_end|>` in one.
-        """
-        model = self._model
-        if prompt.text is not None:
-            tokens = model.tokenize(prompt.text, special=True)
-        else:
-            tokens = self._encode_messages(prompt) if prompt.messages else []
-        if tokens and model.wants_bos and tokens[0] != model.bos:
-            tokens.insert(0, model.bos)
-        return tokens
+        """See `Engine.encode` and `PromptEncoder.encode`."""
+        return self._prompts.encode(prompt, self._model)
 
     def encode_text(self, text: str) -> list[int]:
         """See `Tokenizer.encode_text`."""
@@ -186,53 +187,6 @@ class LlamaCppEngine(LocalEngine):
         if self._weights is None:
             raise EngineError(f"the engine {self.name} is closed; load the model again")
         return self._weights
-
-    def _encode_messages(self, prompt: Prompt) -> list[int]:
-        template = self._template("tool_use" if prompt.tools else None)
-        shield = Shield(self._model.control_texts)
-        text = template.render(shield.hide(prompt.messages), prompt.tools)
-        tokens: list[int] = []
-        for piece in shield.pieces(text):
-            tokenize = self._model.tokenize_on if tokens else self._model.tokenize
-            tokens += tokenize(piece.text, special=not piece.literal)
-        return tokens
-
-    def _template(self, name: str | None) -> ChatTemplate:
-        """Return the model's template of that name, its usual one if there is none."""
-        if name not in self._templates:
-            model = self._model
-            source = model.chat_template(name) or model.chat_template()
-            if source is None:
-                raise ConfigurationError(
-                    f"{self.name} has no chat template; give the prompt as text, or take an "
-                    "instruction-tuned model"
-                )
-            ends = model.token_text(model.bos), model.token_text(model.eos)
-            self._templates[name] = ChatTemplate(source, *ends)
-        return self._templates[name]
-
-
-def _check_at_least_one(**values: int | None) -> None:
-    for name, value in values.items():
-        if value is not None and value < 1:
-            raise ConfigurationError(f"{name} must be at least 1, not {value}")
-
-
-def _check_model(model: Weights, *, n_ctx: int, attention_layers: int) -> None:
-    if model.obstacle:
-        raise ConfigurationError(
-            f"{model.path} cannot be used: the model {model.obstacle}; take a causal transformer"
-        )
-    if n_ctx > model.n_ctx_train:
-        raise ConfigurationError(
-            f"n_ctx={n_ctx} is longer than the {model.n_ctx_train} tokens that {model.path} was "
-            "trained for; lower n_ctx"
-        )
-    if attention_layers > model.n_layer:
-        raise ConfigurationError(
-            f"attention_layers={attention_layers} is more than the {model.n_layer} layers of "
-            f"{model.path}"
-        )
 
 
 def available_cores() -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 import llama_cpp
 
+from specguard_chains.decoding.prompt_encoder import end_of_turn
 from specguard_chains.decoding.vocabulary import Vocabulary
 from specguard_chains.errors import EngineError, ModelIntegrityError
 
@@ -177,11 +178,16 @@ class Weights:
         token: int = llama_cpp.llama_vocab_bos(self.vocab)
         return token
 
-    @property
+    @cached_property
     def end_of_turn(self) -> int:
-        """The token with which the model ends its turn; the end of text where there is no other."""
-        token: int = llama_cpp.llama_vocab_eot(self.vocab)
-        return token if token >= 0 else self.eos
+        """The token with which the model ends its turn.
+
+        The chat template's; else the file's own one, or the end of text where it names none.
+        """
+        named: int = llama_cpp.llama_vocab_eot(self.vocab)
+        ends = {t: text for t, text in self._control.items() if self.is_end(t)}
+        token = end_of_turn(self, ends)
+        return token if token is not None else named if named >= 0 else self.eos
 
     @property
     def eos(self) -> int:
@@ -190,9 +196,20 @@ class Weights:
         return token
 
     @property
-    def wants_bos(self) -> bool:
-        """Whether the model was trained with `bos` in front of its texts."""
-        return self.bos >= 0 and bool(llama_cpp.llama_vocab_get_add_bos(self.vocab))
+    def bos_text(self) -> str:
+        """See `ChatTokenizer.bos_text`."""
+        return self.token_text(self.bos)
+
+    @property
+    def eos_text(self) -> str:
+        """See `ChatTokenizer.eos_text`."""
+        return self.token_text(self.eos)
+
+    @property
+    def prefix(self) -> list[int]:
+        """See `ChatTokenizer.prefix`: `bos`, if the model was trained with it."""
+        wanted = self.bos >= 0 and llama_cpp.llama_vocab_get_add_bos(self.vocab)
+        return [self.bos] if wanted else []
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -206,13 +223,18 @@ class Weights:
             return self.token_text(token).encode()
         return self._token_bytes(token)
 
-    @cached_property
+    @property
     def control_texts(self) -> list[str]:
-        """Return how the control tokens are spelled."""
+        """See `ChatTokenizer.control_texts`."""
+        return [*self._control.values()]
+
+    @cached_property
+    def _control(self) -> dict[int, str]:
+        """The control tokens, and how they are spelled."""
         attributes = llama_cpp.llama_vocab_get_attr
         control = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
         tokens = (t for t in range(self.n_vocab) if attributes(self.vocab, t) & control)
-        return [text for text in map(self.token_text, tokens) if text]
+        return {t: text for t in tokens if (text := self.token_text(t))}
 
     def _check_token(self, token: int) -> None:
         if not 0 <= token < self.n_vocab:
