@@ -13,6 +13,8 @@ pytest.importorskip("httpx")
 from specguard_adapters.openai import OpenAIEngine
 from specguard_adapters.openai.completions import split
 from specguard_adapters.openai.pieces import PieceCodec, cut
+from specguard_adapters.openai.prompts import KEPT
+from specguard_chains import ChatSpecGuard
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.engine import Candidate, Prompt, Session
 from specguard_chains.decoding.sampling import Sampling
@@ -359,6 +361,57 @@ def test_two_engines_of_one_model_exchange_tokens(make: Make, text: bool) -> Non
     session.accept(candidate)
     assert step(session).text == "Two"
     other.close()
+
+
+def tokenized(server: ScriptedServer) -> int:
+    return sum("tokenize" in path for path, _ in server.requests)
+
+
+@both
+def test_a_prompt_that_is_counted_and_opened_is_tokenized_once(make: Make, text: bool) -> None:
+    server, engine = make("One", text=text)
+    for number, prompt in enumerate([ASK, Prompt(text="Why? A:")], 1):
+        tokens = engine.encode(prompt)
+        assert engine.open(prompt).length == engine.open(prompt).length == len(tokens)
+        tokens.clear()
+        assert engine.encode(prompt)
+        assert tokenized(server) == number
+
+
+def test_one_answer_tokenizes_its_prompt_once(make: Make) -> None:
+    server, engine = make("One.\n\nTwo")
+    options: dict[str, Any] = {"decoder": "target", "target": engine, "seed": 1}
+    answer = ChatSpecGuard(**options).invoke("why?")
+    assert answer.text == "One.\n\nTwo"
+    assert answer.usage_metadata is not None
+    assert tokenized(server) == 1
+
+
+def test_messages_that_have_changed_are_tokenized_anew(make: Make) -> None:
+    server, engine = make("One")
+    messages = [{"role": "user", "content": "Hi"}]
+    before = engine.encode(Prompt(messages=messages))
+    messages[0]["content"] = "Hello"
+    assert engine.encode(Prompt(messages=messages)) != before
+    assert tokenized(server) == 2
+
+
+def test_few_prompts_are_remembered(make: Make) -> None:
+    server, engine = make("One")
+    prompts = [Prompt(text=f"{i}") for i in range(KEPT + 1)]
+    for prompt in [*prompts, *prompts[1:]]:
+        engine.encode(prompt)
+    assert tokenized(server) == len(prompts)
+    engine.encode(prompts[0])
+    assert tokenized(server) == len(prompts) + 1
+
+
+def test_a_closed_engine_remembers_nothing(make: Make) -> None:
+    _, engine = make("One")
+    engine.encode(ASK)
+    engine.close()
+    with pytest.raises(EngineError, match="is closed"):
+        engine.encode(ASK)
 
 
 def test_the_context_is_the_servers_or_less(make: Make) -> None:

@@ -21,6 +21,7 @@ from specguard_adapters.openai.features import find_features
 from specguard_adapters.openai.http import Client
 from specguard_adapters.openai.ids import IdCodec
 from specguard_adapters.openai.pieces import PieceCodec
+from specguard_adapters.openai.prompts import Prompts
 from specguard_adapters.openai.session import OpenAISession
 from specguard_adapters.openai.settings import (
     check_numbers,
@@ -123,6 +124,7 @@ class OpenAIEngine:
                 codec=self._codec(template),
                 check=self._check,
             )
+            self._prompts = Prompts(self._server.codec)
         except BaseException:
             self.close()
             raise
@@ -170,7 +172,8 @@ class OpenAIEngine:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """See `Engine.encode`."""
-        return self._server.codec.encode(prompt)
+        self._check(None)
+        return self._prompts.encode(prompt)
 
     def text(self, tokens: list[int]) -> str:
         """Return what tokens mean."""
@@ -191,7 +194,7 @@ class OpenAIEngine:
                 "draft with a local engine, or set confidence_weight=1"
             )
         empty = not prompt.messages if prompt.text is None else not prompt.text
-        tokens = [] if empty else self._server.codec.encode(prompt, cancelled)
+        tokens = [] if empty else self._prompts.encode(prompt, cancelled)
         if not tokens:
             raise ConfigurationError("the prompt is empty; give at least one message with text")
         if len(tokens) >= self.context_length:
