@@ -97,8 +97,8 @@ def test_a_fault_that_stays_is_told(make: Make) -> None:
     [
         (ScriptedServer(models=("a", "b/c")), r"no model 'toy'; it has a, b/c"),
         (ScriptedServer(lacks={"tokenize"}), r"neither /tokenize \(vLLM\) nor /extras/tokenize"),
-        (ScriptedServer(lacks={"length"}), "give context_length"),
-        (ScriptedServer(lacks={"models"}), "give context_length"),
+        (ScriptedServer(lacks={"length"}), r"give n_ctx \(context_length"),
+        (ScriptedServer(lacks={"models"}), r"give n_ctx \(context_length"),
     ],
 )
 def test_what_cannot_work_is_refused(make: Make, server: ScriptedServer, told: str) -> None:

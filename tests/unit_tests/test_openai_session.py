@@ -18,7 +18,7 @@ from specguard_chains import ChatSpecGuard
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.engine import Candidate, Prompt, Session
 from specguard_chains.decoding.sampling import Sampling
-from specguard_chains.errors import ConfigurationError, EngineError
+from specguard_chains.errors import ConfigurationError, ContextOverflowError, EngineError
 from tests.conformance.suite import text_step
 from tests.scripted_server import (
     END,
@@ -417,7 +417,12 @@ def test_a_closed_engine_remembers_nothing(make: Make) -> None:
 def test_the_context_is_the_servers_or_less(make: Make) -> None:
     server, engine = make("x")
     assert engine.context_length == LENGTH - 1
-    with pytest.raises(ConfigurationError, match=f"longer than the {LENGTH} tokens"):
+    session = engine.open(ASK)
+    with pytest.raises(ContextOverflowError, match=r"raise n_ctx \(context_length of the engine\)"):
+        step(session, tokens=LENGTH)
+    with pytest.raises(ContextOverflowError, match=r"raise n_ctx \(context_length of the engine\)"):
+        engine.open(Prompt(text="a" * LENGTH))
+    with pytest.raises(ConfigurationError, match=rf"has a context of {LENGTH} tokens.*n_ctx"):
         OpenAIEngine("toy", base_url=server.url, context_length=LENGTH + 1)
 
 

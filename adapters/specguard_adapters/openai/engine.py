@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from specguard_adapters.openai.codec import Codec
 from specguard_adapters.openai.completions import Completions
-from specguard_adapters.openai.errors import Translator
+from specguard_adapters.openai.errors import CONTEXT_LENGTH, Translator
 from specguard_adapters.openai.features import find_features
 from specguard_adapters.openai.http import Client
 from specguard_adapters.openai.ids import IdCodec
@@ -200,7 +200,8 @@ class OpenAIEngine:
         if len(tokens) >= self.context_length:
             raise ContextOverflowError(
                 f"the prompt has {len(tokens)} tokens and leaves no room in the context of "
-                f"{self.context_length}; have the server use a longer one, or shorten the prompt"
+                f"{self.context_length}; raise {CONTEXT_LENGTH}, have the server use a longer one, "
+                "or shorten the prompt"
             )
         return OpenAISession(self._server, tokens, cancelled)
 

@@ -20,6 +20,8 @@ from specguard_chains.errors import (
 
 REPEATABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
 _OVERFLOW = re.compile("maximum (context|model) length")
+CONTEXT_LENGTH = "n_ctx (context_length of the engine)"
+"""What is to be changed, by its name for users of chat models and of engines."""
 EXCERPT = 300
 """Most characters of a server's own words in a message."""
 
@@ -57,8 +59,8 @@ class Translator:
             )
         if status == 400 and _OVERFLOW.search(told):
             return ContextOverflowError(
-                f"{where} has no room for a request: {told}; give a smaller context_length, or "
-                "have it use a longer one"
+                f"{where} has no room for a request: {told}; lower {CONTEXT_LENGTH}, or have "
+                "it use a longer one"
             )
         if status == 404:
             return ServerError(self._not_found(response, told), status=status)

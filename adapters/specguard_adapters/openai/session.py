@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specguard_adapters.openai.draft import Draft
+from specguard_adapters.openai.errors import CONTEXT_LENGTH
 from specguard_adapters.openai.http import Cancelled
 from specguard_adapters.openai.writer import Server, Writer
 from specguard_chains.decoding.boundaries import Boundary, Ending
@@ -195,8 +196,8 @@ class OpenAISession:
         if tokens > self.room:
             raise ContextOverflowError(
                 f"{tokens} more tokens do not fit: {len(self._tokens)} of the context's "
-                f"{self._server.context_length} are taken; have the server use a longer one, or "
-                "shorten the prompt"
+                f"{self._server.context_length} are taken; raise {CONTEXT_LENGTH}, have the server "
+                "use a longer one, or shorten the prompt"
             )
 
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
+from specguard_adapters.openai.errors import CONTEXT_LENGTH
 from specguard_adapters.openai.features import ServerFeatures
 from specguard_chains.errors import ConfigurationError
 
@@ -120,7 +121,7 @@ def check_numbers(
     if max_retries < 0:
         raise ConfigurationError(f"max_retries must be at least 0, not {max_retries}")
     if context_length is not None and context_length < 2:
-        raise ConfigurationError(f"context_length must be at least 2, not {context_length}")
+        raise ConfigurationError(f"{CONTEXT_LENGTH} must be at least 2, not {context_length}")
 
 
 def usable_length(asked: int | None, features: ServerFeatures, base_url: str) -> int:
@@ -128,12 +129,12 @@ def usable_length(asked: int | None, features: ServerFeatures, base_url: str) ->
     has = features.max_length
     if asked is None and has is None:
         raise ConfigurationError(
-            f"the server at {base_url} does not tell how long its context is; give context_length"
+            f"the server at {base_url} does not tell how long its context is; give {CONTEXT_LENGTH}"
         )
     if asked is not None and has is not None and asked > has:
         raise ConfigurationError(
-            f"context_length={asked} is longer than the {has} tokens of the server at {base_url}; "
-            "lower it"
+            f"the server at {base_url} has a context of {has} tokens, which is less than {asked}; "
+            f"lower {CONTEXT_LENGTH}"
         )
     return (asked or has or 0) - 1
 
