@@ -204,14 +204,15 @@ class _Handler(BaseHTTPRequestHandler):
         ids = script.dialect == "vllm" and "token_ids" not in script.lacks
         prompt = encode(body["prompt"]) if isinstance(body["prompt"], str) else body["prompt"]
         one = script.dialect != "vllm" or "n" in script.lacks
-        drafts = [
-            _Draft(script, body, prompt, i, ids=ids) for i in range(1 if one else body.get("n", 1))
+        candidates = [
+            _Candidate(script, body, prompt, i, ids=ids)
+            for i in range(1 if one else body.get("n", 1))
         ]
         if body.get("stream"):
-            self._stream(drafts)
+            self._stream(candidates)
             return
-        written = sum(len(draft.tokens) for draft in drafts)
-        choices = [draft.whole() for draft in drafts]
+        written = sum(len(candidate.tokens) for candidate in candidates)
+        choices = [candidate.whole() for candidate in candidates]
         self._json({"choices": choices, "usage": {"completion_tokens": written}})
 
     def _refusal(self, body: dict[str, Any]) -> tuple[int, str] | None:
@@ -232,11 +233,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     # --- answers
 
-    def _stream(self, drafts: Sequence[_Draft]) -> None:
+    def _stream(self, candidates: Sequence[_Candidate]) -> None:
         self._start_stream()
-        for step in range(max(len(draft.tokens) for draft in drafts) + 1):
-            for draft in drafts:
-                if (choice := draft.event(step)) is not None:
+        for step in range(max(len(candidate.tokens) for candidate in candidates) + 1):
+            for candidate in candidates:
+                if (choice := candidate.event(step)) is not None:
                     time.sleep(self.script.token_s)
                     self._event({"choices": [choice]})
                     self.script.streamed += 1
@@ -320,7 +321,7 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
 
-class _Draft:
+class _Candidate:
     """One candidate of a completion."""
 
     def __init__(

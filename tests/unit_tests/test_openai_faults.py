@@ -75,15 +75,15 @@ FINAL = {
     "HTML": (Fault("body", body="<html>", headers={"Content-Type": "text/html"}), "text/html"),
     "an error in the stream": (Fault("stream error", 400), "out of memory"),
     "a candidate too many": (Fault("choice", body='{"index": 7}'), "candidate 7 too many"),
-    "an odd choice": (Fault("choice", body='{"text": 3}'), "cannot be read"),
-    "an odd log-prob": (
+    "an implausible choice": (Fault("choice", body='{"text": 3}'), "cannot be read"),
+    "an implausible log-prob": (
         Fault("choice", body='{"logprobs": {"tokens": ["a"], "token_logprobs": ["x"]}}'),
         "cannot be read",
     ),
     "no log-probs": (Fault("no logprobs"), "lacks log-probs"),
     "moved": (Fault("status", 307, {"Location": "http://127.0.0.1:1/"}), "status 307"),
 }
-PASSING = {
+TRANSIENT = {
     "busy": (Fault("status", 429, {"Retry-After": "0.1"}), "status 429"),
     "broken": (Fault("status", 500), "status 500"),
     "starting": (Fault("status", 503, body="not yet"), "not yet"),
@@ -107,17 +107,17 @@ def test_a_final_fault_is_told_at_once(server: ScriptedServer, make: Make, name:
     assert tokens(write(session)) == tokens(write(session))
 
 
-@pytest.mark.parametrize("name", PASSING)
-def test_a_passing_fault_passes(server: ScriptedServer, make: Make, name: str) -> None:
+@pytest.mark.parametrize("name", TRANSIENT)
+def test_a_transient_fault_passes(server: ScriptedServer, make: Make, name: str) -> None:
     session = make().open(PROMPT)
     expected = tokens(write(session, n=3))
-    server.faults = [PASSING[name][0]] * 2
+    server.faults = [TRANSIENT[name][0]] * 2
     assert tokens(write(session, n=3)) == expected
 
 
-@pytest.mark.parametrize("name", PASSING)
+@pytest.mark.parametrize("name", TRANSIENT)
 def test_a_fault_that_stays_is_told(server: ScriptedServer, make: Make, name: str) -> None:
-    fault, told = PASSING[name]
+    fault, told = TRANSIENT[name]
     session = make().open(PROMPT)
     server.faults = [fault] * 3
     before = len(server.requests)

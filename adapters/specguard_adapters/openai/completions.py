@@ -130,9 +130,9 @@ class Completions:
         """Return the error of a stream that ends before its answers."""
         return self._translator.incomplete("ends before its time")
 
-    def odd(self, what: str) -> Exception:
+    def implausible(self, what: str) -> Exception:
         """Return the error of an answer that cannot be meant."""
-        return self._translator.odd(what)
+        return self._translator.implausible(what)
 
     def _drawing(
         self, prompt: Payload, max_tokens: int, sampling: Sampling, seed: int
@@ -169,7 +169,7 @@ class Completions:
                 try:
                     yield self._event(choice)
                 except (AttributeError, LookupError, TypeError, ValueError) as error:
-                    raise self.odd(f"has a choice that cannot be read: {choice}") from error
+                    raise self.implausible(f"has a choice that cannot be read: {choice}") from error
 
     def _event(self, choice: Mapping[str, Any]) -> Event:
         finish = _finish(choice)

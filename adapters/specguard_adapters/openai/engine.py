@@ -82,7 +82,7 @@ class OpenAIEngine:
             chat_template: Jinja source, in place of the server's template.
             max_candidates: Most candidates that are sampled side by side.
             timeout_s: Longest time of one request, its repetitions included.
-            max_retries: How often a request is repeated that failed in passing.
+            max_retries: How often a request is repeated that failed for a reason that may pass.
             verify: Check the server's certificate: by the authorities that certifi knows, or the
                 file of another one, or a TLS context. False takes any certificate.
             headers: Sent with every request.

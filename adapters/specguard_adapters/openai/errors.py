@@ -26,7 +26,7 @@ EXCERPT = 300
 """Most characters of a server's own words in a message."""
 
 
-class Passing(Exception):
+class TransientError(Exception):
     """An error that may be gone if the request is repeated."""
 
     def __init__(self, error: ServerError, retry_after_s: float | None = None) -> None:
@@ -76,7 +76,7 @@ class Translator:
             f"{response.url.path}): {told}; {remedy}",
             status=status,
         )
-        return Passing(error, retry_after_s(response)) if status in REPEATABLE else error
+        return TransientError(error, retry_after_s(response)) if status in REPEATABLE else error
 
     def failure(self, error: Exception, url: str) -> Exception:
         """Return the error of a request that got no whole answer."""
@@ -92,7 +92,7 @@ class Translator:
         else:
             # Without its cause: what httpx refuses to send, it may spell out.
             return ConfigurationError(f"no request can be sent to {url}: {told}; correct base_url")
-        return _caused(Passing(ServerError(message)), error)
+        return _caused(TransientError(ServerError(message)), error)
 
     def timeout(self, url: str, timeout_s: float) -> ServerTimeoutError:
         """Return the error of a request that took too long."""
@@ -111,7 +111,7 @@ class Translator:
         try:
             return json.loads(body)
         except ValueError as error:
-            raise Passing(self._nonsense(body, response)) from error
+            raise TransientError(self._nonsense(body, response)) from error
 
     def expect_events(self, response: httpx.Response) -> None:
         """Refuse an answer that is not a stream of events."""
@@ -131,21 +131,21 @@ class Translator:
         try:
             event = json.loads(data)
         except ValueError as error:
-            raise Passing(self._nonsense(data.encode(), response)) from error
+            raise TransientError(self._nonsense(data.encode(), response)) from error
         if not isinstance(event, dict):
-            raise Passing(self._nonsense(data.encode(), response))
+            raise TransientError(self._nonsense(data.encode(), response))
         if told := event.get("error"):
             broken = ServerError(
                 f"{response.url} broke off an answer of {self._model}: "
                 f"{self._scrub(_told(told))}; look into the server's log"
             )
             code = told.get("code") if isinstance(told, dict) else None
-            raise Passing(broken) if code in REPEATABLE else broken
+            raise TransientError(broken) if code in REPEATABLE else broken
         return event
 
-    def incomplete(self, what: str) -> Passing:
+    def incomplete(self, what: str) -> TransientError:
         """Return the error of an answer that ends before its time."""
-        return Passing(
+        return TransientError(
             ServerError(
                 f"an answer of {self._model} at {self.base_url} {what}; look into the server's log"
             )
@@ -158,7 +158,7 @@ class Translator:
             "was the server restarted with other settings? Make the engine anew"
         )
 
-    def odd(self, what: str) -> ServerError:
+    def implausible(self, what: str) -> ServerError:
         """Return the error of an answer that cannot be meant."""
         return ServerError(
             f"an answer of {self._model} at {self.base_url} {self._scrub(what)}; is an "

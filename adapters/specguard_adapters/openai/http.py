@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from specguard_adapters.openai.errors import Passing, Translator
+from specguard_adapters.openai.errors import TransientError, Translator
 from specguard_adapters.openai.retries import retrying
 from specguard_chains.errors import DecodingCancelled, EngineError, SpecGuardError
 
@@ -126,7 +126,7 @@ class Client:
         """Return what `consume` makes of the server's events.
 
         Once it returns, the rest of the stream is aborted. It is called anew if the request is
-        repeated, and should raise `Passing` if the stream ends before its time.
+        repeated, and should raise `TransientError` if the stream ends before its time.
         """
         return self._request("POST", path, {**body, "stream": True}, consume, cancelled)
 
@@ -219,7 +219,7 @@ class Client:
                     put(self._translator.parse(await response.aread(), response))
         except TimeoutError:
             put(_Failure(self._translator.timeout(call.url, self._timeout_s)))
-        except (SpecGuardError, Passing) as error:
+        except (SpecGuardError, TransientError) as error:
             put(_Failure(error))
         except Exception as error:
             put(_Failure(self._translator.failure(error, call.url)))

@@ -8,7 +8,7 @@ from typing import Any
 from tenacity import RetryCallState, Retrying, stop_after_attempt, wait_exponential, wait_random
 from tenacity.retry import retry_if_exception_type
 
-from specguard_adapters.openai.errors import Passing
+from specguard_adapters.openai.errors import TransientError
 
 BACKOFF_S, LONGEST_BACKOFF_S = 0.25, 8.0
 
@@ -16,7 +16,7 @@ BACKOFF_S, LONGEST_BACKOFF_S = 0.25, 8.0
 def retrying(
     max_retries: int, left_s: Callable[[], float], sleep: Callable[[float], None]
 ) -> Retrying:
-    """Return what calls a function again while it raises `Passing`; then the error is raised.
+    """Return what repeats a function while it raises `TransientError`, and then raises the error.
 
     Args:
         max_retries: Most repetitions.
@@ -24,7 +24,7 @@ def retrying(
         sleep: Waits for some seconds.
     """
     return Retrying(
-        retry=retry_if_exception_type(Passing),
+        retry=retry_if_exception_type(TransientError),
         wait=_wait_s,
         stop=_any_of(
             stop_after_attempt(max_retries + 1), lambda state: state.upcoming_sleep >= left_s()
@@ -41,7 +41,7 @@ def _wait_s(state: RetryCallState) -> float:
     """Wait exponentially longer, or as long as the server asks for."""
     backoff: float = _backoff_s(state)
     error = state.outcome.exception() if state.outcome else None
-    asked = error.retry_after_s if isinstance(error, Passing) else None
+    asked = error.retry_after_s if isinstance(error, TransientError) else None
     return max(backoff, asked or 0.0)
 
 
@@ -52,5 +52,5 @@ def _any_of(*stops: Callable[[RetryCallState], bool]) -> Callable[[RetryCallStat
 def _give_up(state: RetryCallState) -> Any:
     assert state.outcome is not None
     error = state.outcome.exception()
-    assert isinstance(error, Passing)
+    assert isinstance(error, TransientError)
     raise error.error from error.__cause__

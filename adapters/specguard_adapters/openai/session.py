@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specguard_adapters.openai.draft import Draft
+from specguard_adapters.openai.candidate import CandidateInProgress
 from specguard_adapters.openai.errors import CONTEXT_LENGTH
 from specguard_adapters.openai.http import Cancelled
 from specguard_adapters.openai.writer import Server, Writer
@@ -38,7 +38,7 @@ class OpenAISession:
         self._tokens = list(prompt)
         self._prompt_length = len(self._tokens)
         self._computed = 0  # tokens that the server has seen
-        self._drafts: list[Draft] = []
+        self._written: list[CandidateInProgress] = []
         self._read: list[int] = []  # the step that was read last
         self._may_dangle = False
         self._translated: tuple[str, list[int]] | None = None
@@ -76,7 +76,9 @@ class OpenAISession:
             )
         distinct = 1 if sampling.greedy else n
         codec, dangling = self._server.codec, self._dangling()
-        drafts = [Draft(boundary, codec, dangling, self._cancelled) for _ in range(distinct)]
+        begun = [
+            CandidateInProgress(boundary, codec, dangling, self._cancelled) for _ in range(distinct)
+        ]
         writer = Writer(
             self._server,
             self._tokens,
@@ -88,12 +90,12 @@ class OpenAISession:
         )
         watch = watch if self._server.completions.features.logprobs else None
         self._note_read()
-        self._drafts, self._read = drafts, []
+        self._written, self._read = begun, []
         if self._server.completions.features.several or distinct == 1:
-            writer.write(drafts, 0, watch)
+            writer.write(begun, 0, watch)
         else:
-            writer.write_each(drafts, watch)
-        candidates = [draft.candidate(self._server.vocabulary) for draft in drafts]
+            writer.write_each(begun, watch)
+        candidates = [one.finished(self._server.vocabulary) for one in begun]
         return candidates if distinct == n else candidates * n
 
     def read(self, candidate: Candidate) -> Reading:
@@ -117,7 +119,7 @@ class OpenAISession:
             logprobs = self._server.completions.score(payload, scored, cancelled=self._cancelled)
         self._note_read()
         self.counters.read += len(scored)
-        self._drafts, self._read = [], tokens
+        self._written, self._read = [], tokens
         return Reading(logprobs)
 
     def fits(self, candidate: Candidate) -> bool:
@@ -130,13 +132,13 @@ class OpenAISession:
         self._require_room(len(tokens))
         if not tokens:
             return
-        known = [*(draft.tokens for draft in self._drafts), self._read]
+        known = [*(one.tokens for one in self._written), self._read]
         self._computed += max(common_prefix(one, tokens) for one in known)
-        same = [draft.may_dangle for draft in self._drafts if draft.tokens == tokens]
+        same = [one.may_dangle for one in self._written if one.tokens == tokens]
         foreign = candidate.vocabulary != self._server.vocabulary
         self._may_dangle = not foreign and candidate.ending not in _WHOLE and same != [False]
         self._tokens += tokens
-        self._forget_drafts()
+        self._forget_candidates()
 
     def rollback(self, length: int) -> None:
         """See `Session.rollback`."""
@@ -150,7 +152,7 @@ class OpenAISession:
                 f"cannot roll back to {length} tokens, which is within a step that another model "
                 f"wrote: the server of {self._server.name} gives no token ids"
             )
-        self._forget_drafts()
+        self._forget_candidates()
         if length < len(self._tokens):
             del self._tokens[length:]
             self._computed = min(self._computed, length)
@@ -159,7 +161,7 @@ class OpenAISession:
     def close(self) -> None:
         """See `Session.close`."""
         self._closed = True
-        self._forget_drafts()
+        self._forget_candidates()
 
     def _dangling(self) -> list[int]:
         """Return the tokens of the character that the sequence begins and does not finish."""
@@ -172,8 +174,8 @@ class OpenAISession:
         self.counters.read += len(self._tokens) - self._computed
         self._computed = len(self._tokens)
 
-    def _forget_drafts(self) -> None:
-        self._drafts, self._read, self._translated = [], [], None
+    def _forget_candidates(self) -> None:
+        self._written, self._read, self._translated = [], [], None
 
     def _own_tokens(self, candidate: Candidate) -> list[int]:
         """The candidate's tokens in this session's vocabulary."""

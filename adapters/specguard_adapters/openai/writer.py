@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from specguard_adapters.openai.candidate import CandidateInProgress
 from specguard_adapters.openai.codec import Codec
 from specguard_adapters.openai.completions import Completions, Event
-from specguard_adapters.openai.draft import Draft
-from specguard_adapters.openai.errors import Passing
+from specguard_adapters.openai.errors import TransientError
 from specguard_adapters.openai.http import Cancelled
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.engine import Counters, Watch
 from specguard_chains.decoding.sampling import Sampling
+
+Candidates = Sequence[CandidateInProgress]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,78 +46,79 @@ class Writer:
     sampling: Sampling
     seed: int
 
-    def write(self, drafts: Sequence[Draft], first: int, watch: Watch | None) -> None:
+    def write(self, candidates: Candidates, first: int, watch: Watch | None) -> None:
         """Write candidates side by side; the first one's number is `first`.
 
         A server that stops by itself may stop too early, as blank text is no step: then each of
         the candidates goes on alone.
         """
-        self._request(drafts, drafts, first, watch)
+        self._request(candidates, candidates, first, watch)
         rounds = 0
-        while open_drafts := [draft for draft in drafts if draft.ending is None]:
+        while unfinished := [candidate for candidate in candidates if candidate.ending is None]:
             rounds += 1
-            for draft in open_drafts:
-                before = len(draft.tokens)
-                if draft.ending is None:
-                    number = first + drafts.index(draft) + rounds * self.server.max_candidates
-                    self._request([draft], drafts, number, watch)
-                if draft.ending is None and len(draft.tokens) == before:
-                    raise self.server.completions.odd("stops before it has begun")
+            for candidate in unfinished:
+                before = len(candidate.tokens)
+                if candidate.ending is None:
+                    number = first + candidates.index(candidate)
+                    number += rounds * self.server.max_candidates
+                    self._request([candidate], candidates, number, watch)
+                if candidate.ending is None and len(candidate.tokens) == before:
+                    raise self.server.completions.implausible("stops before it has begun")
         if not self.server.completions.features.token_ids:
-            for number, draft in enumerate(drafts, first):
-                if draft.has_gaps:
-                    self._fill_gaps(draft, number)
+            for number, candidate in enumerate(candidates, first):
+                if candidate.has_gaps:
+                    self._fill_gaps(candidate, number)
 
-    def write_each(self, drafts: Sequence[Draft], watch: Watch | None) -> None:
+    def write_each(self, candidates: Candidates, watch: Watch | None) -> None:
         """Write candidates one after the other, for servers that cannot otherwise.
 
         A candidate that is denied is put aside, and written in full only if another one can be
         accepted.
         """
-        for number, draft in enumerate(drafts):
-            self.write([draft], number, watch)
-            if watch is not None and not draft.denied(watch):
+        for number, candidate in enumerate(candidates):
+            self.write([candidate], number, watch)
+            if watch is not None and not candidate.denied(watch):
                 watch = None
         if watch is None:
-            for number, draft in enumerate(drafts):
-                if draft.ending is Ending.REJECTED_EARLY:
-                    draft.cut(0)
-                    self.write([draft], number, None)
+            for number, candidate in enumerate(candidates):
+                if candidate.ending is Ending.REJECTED_EARLY:
+                    candidate.cut(0)
+                    self.write([candidate], number, None)
 
     def _request(
-        self, drafts: Sequence[Draft], group: Sequence[Draft], number: int, watch: Watch | None
+        self, candidates: Candidates, group: Candidates, number: int, watch: Watch | None
     ) -> None:
-        """Write with one request until the server stops, each draft has ended, or all are denied.
+        """Write with one request until the server stops, all have ended, or the group is denied.
 
-        Drafts that are written together have written equally much.
+        Candidates that are written together have written equally much.
         """
         server = self.server
-        lengths = [len(draft.tokens) for draft in drafts]
+        lengths = [len(candidate.tokens) for candidate in candidates]
 
         def consume(events: Iterator[Event]) -> None:
-            for draft, length in zip(drafts, lengths, strict=True):
-                draft.cut(length)  # what a request that broke off has left
+            for candidate, length in zip(candidates, lengths, strict=True):
+                candidate.cut(length)  # what a request that broke off has left
             stopped = set()
             for event in events:
-                if not 0 <= event.index < len(drafts):
-                    raise server.completions.odd(f"has a candidate {event.index} too many")
-                self.counters.written += drafts[event.index].take(event)
-                if watch is not None and all(draft.denied(watch) for draft in group):
+                if not 0 <= event.index < len(candidates):
+                    raise server.completions.implausible(f"has a candidate {event.index} too many")
+                self.counters.written += candidates[event.index].take(event)
+                if watch is not None and all(candidate.denied(watch) for candidate in group):
                     _end_early(group)
                     return
                 if event.finish is not None:
                     stopped.add(event.index)
-                if len(stopped) == len(drafts):
+                if len(stopped) == len(candidates):
                     _read_to_the_end(events)
                     return
-                if all(d.ending or i in stopped for i, d in enumerate(drafts)):
+                if all(c.ending or i in stopped for i, c in enumerate(candidates)):
                     return
             raise server.completions.incomplete()
 
         server.completions.stream(
-            server.codec.payload([*self.tokens, *drafts[0].tokens]),
-            len(drafts),
-            min(draft.room for draft in drafts),
+            server.codec.payload([*self.tokens, *candidates[0].tokens]),
+            len(candidates),
+            min(candidate.room for candidate in candidates),
             self.sampling,
             self.seed + number,
             [self.boundary.delimiter, *self.boundary.stop],
@@ -123,7 +126,7 @@ class Writer:
             cancelled=self.cancelled,
         )
 
-    def _fill_gaps(self, draft: Draft, number: int) -> None:
+    def _fill_gaps(self, candidate: CandidateInProgress, number: int) -> None:
         """Have a candidate written again, unstreamed, where the stream has lost characters.
 
         llama-cpp-python decodes each token of a stream by itself, and drops characters that are
@@ -132,21 +135,21 @@ class Writer:
         server = self.server
         event = server.completions.write(
             server.codec.payload(self.tokens),
-            len(draft.tokens),
+            len(candidate.tokens),
             self.sampling,
             self.seed + number,
             cancelled=self.cancelled,
         )
-        draft.replace(event)
+        candidate.replace(event)
 
 
 def _read_to_the_end(events: Iterator[Event]) -> None:
     """Let the server finish its stream, so that its connection can be used again."""
-    with suppress(Passing):  # everything of interest is here
+    with suppress(TransientError):  # everything of interest is here
         deque(events, maxlen=0)
 
 
-def _end_early(drafts: Sequence[Draft]) -> None:
-    for draft in drafts:
-        if draft.ending is None:
-            draft.ending = Ending.REJECTED_EARLY
+def _end_early(candidates: Candidates) -> None:
+    for candidate in candidates:
+        if candidate.ending is None:
+            candidate.ending = Ending.REJECTED_EARLY

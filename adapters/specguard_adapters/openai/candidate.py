@@ -13,7 +13,7 @@ from specguard_chains.decoding.boundaries import Boundary, Ending, StepText
 from specguard_chains.decoding.engine import Candidate, Reading, Watch
 
 
-class Draft:
+class CandidateInProgress:
     """One candidate's tokens, cut as every engine cuts a step."""
 
     def __init__(
@@ -77,8 +77,8 @@ class Draft:
         if ending is Ending.REJECTED_EARLY:
             self.ending = ending
 
-    def candidate(self, vocabulary: str) -> Candidate:
-        """Return the finished candidate."""
+    def finished(self, vocabulary: str) -> Candidate:
+        """Return the candidate once it has ended."""
         assert self.ending is not None
         reading = Reading(np.array(self._logprobs, dtype=np.float32))
         return Candidate(tuple(self.tokens), self._text.text, reading, self.ending, vocabulary)
