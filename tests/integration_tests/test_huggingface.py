@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import transformers
 from specguard_adapters.huggingface import HuggingFaceEngine
 from specguard_adapters.huggingface import attention as hf_attention
 from specguard_adapters.huggingface import loading as hf_loading
+from specguard_adapters.huggingface import sharing as hf_sharing
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.engine import Candidate, Prompt, Reading, Session
@@ -80,9 +83,9 @@ def windowed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ready(folder: Path) -> tuple[Any, Any]:
-    """A loaded model and its tokenizer."""
-    loaded = hf_loading.load(folder, None, "cpu", {}, local_files_only=True)
-    return loaded.model, loaded.tokenizer
+    """A loaded model and its tokenizer, which nobody shares."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.fixture
@@ -510,6 +513,51 @@ def test_a_model_that_ignores_masks_is_noticed(
 # --- one model for several
 
 
+def test_engines_that_load_alike_share_a_model(load: Load, folder: Path) -> None:
+    gc.collect()
+    before = len(hf_sharing._loaded)
+    first = load(folder, n_ctx=128, max_candidates=1)
+    second = load(str(folder), n_ctx=256, attention=True, device="cpu")
+    assert first._model.weights is second._model.weights
+    assert first._tokenizer is second._tokenizer
+    assert len(hf_sharing._loaded) == before + 2
+    others = [
+        load(folder, **settings) for settings in ({"dtype": "bfloat16"}, {"device_map": "cpu"})
+    ]
+    models = [first, *others]
+    assert len({id(engine._model.weights) for engine in models}) == 3
+    (expected,) = sample(second.open(TEXT), 1, 8)
+    first.close()
+    assert sample(second.open(TEXT), 1, 8)[0].tokens == expected.tokens
+    for engine in (second, *others):
+        engine.close()
+    gc.collect()
+    assert len(hf_sharing._loaded) == before
+
+
+def test_files_that_have_changed_are_loaded_again(load: Load, folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    first = load(tmp_path)
+    changed = tmp_path / "model.safetensors"
+    os.utime(changed, ns=(0, 0))
+    assert load(tmp_path)._model.weights is not first._model.weights
+
+
+def test_what_tells_options_apart() -> None:
+    @dataclass
+    class Settings:  # as those of quantisation: equal by value, and without a hash
+        bits: int = 4
+
+    one, other = Settings(), Settings()
+    key_of = hf_sharing.key_of
+    assert key_of({"q": one, "dtype": "bfloat16"}) == key_of({"dtype": torch.bfloat16, "q": one})
+    assert key_of({"q": one}) != key_of({"q": other})
+    assert key_of({"device_map": {"": "cpu"}}) == key_of({"device_map": {"": torch.device("cpu")}})
+    assert key_of({"device_map": {"": "cpu"}}) != key_of({"device_map": {"": 0}})
+    assert key_of({"revision": "main"}) != key_of({})
+
+
 def test_engines_of_one_model_do_not_disturb_each_other(load: Load, ready: tuple[Any, Any]) -> None:
     model, tokenizer = ready
     engines = [load(model, tokenizer, attention=a, max_candidates=3) for a in (False, True, True)]
@@ -738,6 +786,39 @@ def test_without_a_network_the_error_comes_soon(
     with pytest.raises(ModelNotFoundError, match="no-such-model"):
         load("specguard/no-such-model", local_files_only=True)
     assert time.monotonic() - started < 20
+
+
+def test_a_name_of_gguf_files_is_met_with_advice(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_network() -> None:
+        raise ConnectionError("no route to the hub")
+
+    monkeypatch.setattr("huggingface_hub.utils.get_session", no_network)
+    with pytest.raises(ModelNotFoundError, match=r"holds GGUF files.*fetch one.*give its path"):
+        load("specguard/no-such-model-GGUF")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_shown_on_terminals(
+    load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    """And what others have set stays."""
+    bars: list[bool] = []
+
+    def hook(factory: Any, args: Any, settings: Any) -> Any:
+        bars.append(not factory(*args, **settings).disable)
+        return factory(*args, **{**settings, "disable": True})
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    before = transformers.utils.logging.set_tqdm_hook(hook)
+    try:
+        load(folder, dtype="float16")
+        assert bars == [terminal]
+        assert transformers.utils.logging.set_tqdm_hook(hook) is hook
+    finally:
+        transformers.utils.logging.set_tqdm_hook(before)
+    assert transformers.utils.logging.is_progress_bar_enabled()
 
 
 def test_what_was_fetched_before_needs_no_network(

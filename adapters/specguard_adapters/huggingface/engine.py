@@ -50,7 +50,7 @@ class HuggingFaceEngine(LocalEngine):
         n_threads: int | None = None,
         n_batch: int = 512,
     ) -> None:
-        """Load a model.
+        """Load a model; engines that load the same one in the same way share it.
 
         Args:
             model: A name on the hub, a folder, a GGUF file, or a model that is already loaded.
@@ -108,6 +108,7 @@ class HuggingFaceEngine(LocalEngine):
             max_candidate_tokens=candidate_tokens,
         )
         self._model = Model(loaded.model, loaded.name, n_threads)
+        self._shared: PreTrainedTokenizerBase | None = loaded.tokenizer  # kept for other engines
         self._tokenizer = copy_of(loaded.tokenizer, self._model.n_vocab, loaded.name)
         self._ends = self._tokenizer.ends(_end_tokens(loaded.model))
         self._end_token = self._tokenizer.end_of_turn(self._ends)
@@ -177,6 +178,7 @@ class HuggingFaceEngine(LocalEngine):
         """See `Engine.close`."""
         super().close()
         self._model.close()
+        self._shared = None
 
     def _opened_tokenizer(self) -> HuggingFaceTokenizer:
         if self._closed:
