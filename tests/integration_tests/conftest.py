@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -104,15 +104,21 @@ def transformer(folder: Path, *, window: int = 0, seed: int = 20) -> tuple[Any, 
     return model.eval(), tokenizer
 
 
-@cache
+@lru_cache(maxsize=1)  # they take gigabytes
 def gguf_transformer(name: str) -> tuple[Any, Any]:
     """A known model's file as transformers reads it, in float32: (model, tokenizer)."""
     import gguf
 
     from specguard_adapters.huggingface import loading
 
-    with pytest.MonkeyPatch.context() as patch:  # else the file is read three times, slowly
-        patch.setattr(gguf, "GGUFReader", cache(gguf.GGUFReader))
+    def mapped(*place: Any, **settings: Any) -> Any:
+        """Slices of a plain array are made many times faster than those of a memory map."""
+        return np.asarray(memmap(*place, **settings))
+
+    memmap = np.memmap
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np, "memmap", mapped)
+        patch.setattr(gguf, "GGUFReader", cache(gguf.GGUFReader))  # else it is read three times
         loaded = loading.load(resolve(name), None, "cpu", {}, local_files_only=True)
     return loaded.model, loaded.tokenizer
 
