@@ -3,9 +3,11 @@
     python benchmarks/speculative.py --data gsm8k.jsonl --limit 50 [--max-tokens 200] [--tree 2 1 1]
 
 At temperature 0 both must write the same text. In exact arithmetic they do; with quantised weights
-the target's logits depend in the last digits on how many tokens are computed at once, and a
-near-tie can fall the other way. Where two texts part, the benchmark prints the margin between the
-target's two likeliest tokens there. The decoders take turns on every problem, from cold caches.
+the target's logits depend on how many tokens are computed at once, and a near-tie can fall the other
+way. Where two texts part, the benchmark prints the margin between the target's two likeliest tokens
+there. `--exact` loads the models so that a few tokens have the same numbers in any batch
+(`LlamaCppEngine(repack=False)`): then no text may differ. The decoders take turns on every problem,
+from cold caches.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from specguard_chains import background
+from specguard_chains.adapters import LlamaCppEngine
 from specguard_chains.assembly import assemble
 from specguard_chains.calibrations.fitting import reasoning_prompt
 from specguard_chains.decoding import compute_thread
@@ -28,6 +31,7 @@ from specguard_chains.decoding.decoder import Decoder, Request
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.steps import Step
 from specguard_chains.decoding.token_tree import TokenTree
+from specguard_chains.models import resolve_pair
 from specguard_chains.options import SpecGuardOptions
 
 
@@ -68,15 +72,24 @@ def main() -> None:
         "--tree", type=int, nargs="+", help="children by depth, in place of a chain"
     )
     parser.add_argument("--fixed", action="store_true", help="always draft the most")
+    parser.add_argument("--exact", action="store_true", help="without rearranged weights")
     parser.add_argument("--pair", default=SpecGuardOptions().pair)
     parser.add_argument("--draft")
     parser.add_argument("--target")
     arguments = parser.parse_args()
 
+    draft, target = arguments.draft, arguments.target
+    room = max(4, prod(arguments.tree or ()))
+    if arguments.exact:
+        pair = resolve_pair(arguments.pair)
+        draft, target = (
+            LlamaCppEngine(path, n_ctx=2048, max_candidates=room, repack=False)
+            for path in (draft or pair.draft, target or pair.target)
+        )
     options = SpecGuardOptions(
         pair=arguments.pair,
-        draft=arguments.draft,
-        target=arguments.target,
+        draft=draft,
+        target=target,
         decoder="speculative",
         num_speculative_tokens=arguments.tokens,
         speculative_tree=arguments.tree,
@@ -86,7 +99,6 @@ def main() -> None:
     )
     speculative = assemble(options)
     # A tree's branches need room that the target alone does not, yet it must be the same engine.
-    room = max(4, prod(arguments.tree or ()))
     alone = assemble(options.model_copy(update={"decoder": "target", "num_candidates": room}))
     equal, ratios, passes, tokens, kept, drafted = 0, [], 0, 0, 0, 0
     problems = [json.loads(line) for line in arguments.data.open(encoding="utf-8")]

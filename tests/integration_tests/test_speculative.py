@@ -323,3 +323,24 @@ def test_a_tree_can_be_cancelled_in_the_middle(load: Load) -> None:
         assert_like_fresh(session, load, "unchanged", sequence)
         session.close()
     assert times > 3
+
+
+@pytest.mark.parametrize("tokens", [2, 5, 7])
+def test_without_repacked_weights_a_batch_gives_the_bits_of_its_tokens_alone(
+    tokens: int, model_path: conftest.ModelPath
+) -> None:
+    """So quantised models, too, write their own text when they are sped up."""
+    path = model_path("qwen2.5-coder-0.5b-instruct")
+    with closing(LlamaCppEngine(path, n_ctx=256, n_threads=2, repack=False)) as engine:
+        text = engine.encode_text(" Paris. The capital of Spain is Madrid, and that of Portugal is")
+        prompt = Prompt(text="The capital of Italy is Rome. The capital of France is")
+        with closing(engine.open(prompt)) as alone, closing(engine.open(prompt)) as together:
+            for start in range(0, len(text) - tokens, tokens):
+                tree, node = TokenTree((1,) * tokens), 0
+                for token in text[start : start + tokens]:
+                    node = tree.add(token, node)
+                rows = together.logits(tree).copy()
+                for row, token in zip(rows, text[start : start + tokens], strict=False):
+                    assert (alone.logits(TokenTree((1,)))[0] == row).all()
+                    alone.extend([token])
+                together.extend(text[start : start + tokens])

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specguard_adapters.llama_cpp.ggml import AttentionTap
-from specguard_adapters.llama_cpp.weights import Weights, log
+from specguard_adapters.llama_cpp.log import log
+from specguard_adapters.llama_cpp.weights import Weights
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.errors import ContextOverflowError, DecodingCancelled, EngineError
 

@@ -13,7 +13,8 @@ from typing import Literal
 from specguard_adapters.llama_cpp.cache import LlamaCppCache, check_attention
 from specguard_adapters.llama_cpp.context import KV_TYPES, MAX_SEQUENCES, Context, ContextSettings
 from specguard_adapters.llama_cpp.ggml import AttentionTap
-from specguard_adapters.llama_cpp.weights import GPU, Weights, load_weights, log
+from specguard_adapters.llama_cpp.log import log
+from specguard_adapters.llama_cpp.weights import GPU, Weights, load_weights
 from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.local_engine import LocalEngine, check_at_least_one, check_sizes
@@ -42,6 +43,7 @@ class LlamaCppEngine(LocalEngine):
         n_ubatch: int = 128,
         kv_type: Literal["f16", "f32"] = "f16",
         use_mmap: bool = False,
+        repack: bool = True,
         verbose: bool = False,
     ) -> None:
         """Load a model; engines of the same file share its weights.
@@ -60,6 +62,9 @@ class LlamaCppEngine(LocalEngine):
             kv_type: Number format of the KV memory.
             use_mmap: Map the file instead of reading it. Loads faster and shares memory between
                 processes; weights that llama.cpp rearranges for the processor are held twice.
+            repack: Let llama.cpp rearrange weights for the processor. Without, a token has the same
+                numbers to the last bit alone and among up to seven [run, x86], so that speculative
+                decoding writes the target's own text even where two tokens are nearly tied.
             verbose: Pass llama.cpp's own log on to the logger "specguard_chains.llama_cpp".
 
         Raises:
@@ -96,7 +101,7 @@ class LlamaCppEngine(LocalEngine):
             )
         log.verbose |= verbose
         self._weights: Weights | None = load_weights(
-            check_own_file(Path(path)), n_gpu_layers, use_mmap=use_mmap
+            check_own_file(Path(path)), n_gpu_layers, use_mmap=use_mmap, repack=repack
         )
         model = self._model
         if model.obstacle:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import threading
 import weakref
-from collections import deque
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
 
+from specguard_adapters.llama_cpp.log import log
 from specguard_chains.decoding.prompt_encoder import end_of_turn
 from specguard_chains.decoding.vocabulary import Vocabulary
 from specguard_chains.errors import EngineError, ModelIntegrityError
@@ -20,35 +19,6 @@ from specguard_chains.errors import EngineError, ModelIntegrityError
 VERSION: str = llama_cpp.__version__
 GPU: bool = llama_cpp.llama_supports_gpu_offload()
 
-logger = logging.getLogger("specguard_chains.llama_cpp")
-
-
-class _Log:
-    """Takes llama.cpp's log: quiet unless asked, with the latest errors kept for messages."""
-
-    LEVELS = (0, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)  # ggml.h
-
-    def __init__(self) -> None:
-        self.verbose = False
-        self.errors: deque[str] = deque(maxlen=8)
-        self._level = logging.DEBUG
-        self._callback = llama_cpp.llama_log_callback(self._write)
-        llama_cpp.llama_log_set(self._callback, None)
-
-    def _write(self, level: int, text: bytes | None, _: int | None) -> None:
-        if level < len(self.LEVELS):  # a level beyond them continues the line before
-            self._level = self.LEVELS[level]
-        line = (text or b"").decode("utf-8", "replace").strip()
-        if self._level == logging.ERROR and line:
-            self.errors.append(line)
-        if self.verbose and line.strip("."):
-            logger.log(self._level, line)
-
-    def latest_error(self) -> str:
-        return self.errors[-1] if self.errors else "no reason given"
-
-
-log = _Log()
 llama_cpp.llama_backend_init()
 
 
@@ -58,11 +28,12 @@ class Weights:
     Freed when nobody refers to it any more: engines and contexts of the same file share it.
     """
 
-    def __init__(self, path: Path, n_gpu_layers: int, *, use_mmap: bool) -> None:
+    def __init__(self, path: Path, n_gpu_layers: int, *, use_mmap: bool, repack: bool) -> None:
         """Load a GGUF file; see `load_weights` for the shared way in."""
         self.path = path
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
+        params.use_extra_bufts = repack
         params.load_mode = (
             llama_cpp.LLAMA_LOAD_MODE_MMAP if use_mmap else llama_cpp.LLAMA_LOAD_MODE_NONE
         )
@@ -245,7 +216,9 @@ _loaded: weakref.WeakValueDictionary[tuple[Any, ...], Weights] = weakref.WeakVal
 _loading = threading.Lock()
 
 
-def load_weights(path: Path, n_gpu_layers: int, *, use_mmap: bool = False) -> Weights:
+def load_weights(
+    path: Path, n_gpu_layers: int, *, use_mmap: bool = False, repack: bool = True
+) -> Weights:
     """Return the file's weights, shared with whoever has loaded them in the same way.
 
     Raises:
@@ -253,11 +226,11 @@ def load_weights(path: Path, n_gpu_layers: int, *, use_mmap: bool = False) -> We
         EngineError: llama.cpp cannot load it for another reason.
     """
     status = path.stat()
-    key = (path.resolve(), status.st_mtime_ns, status.st_size, n_gpu_layers, use_mmap)
+    key = (path.resolve(), status.st_mtime_ns, status.st_size, n_gpu_layers, use_mmap, repack)
     with _loading:
         weights = _loaded.get(key)
         if weights is None:
-            weights = _loaded[key] = Weights(path, n_gpu_layers, use_mmap=use_mmap)
+            weights = _loaded[key] = Weights(path, n_gpu_layers, use_mmap=use_mmap, repack=repack)
         return weights
 
 
