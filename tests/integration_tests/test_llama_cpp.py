@@ -25,6 +25,7 @@ from specguard_adapters.llama_cpp import LlamaCppEngine, ggml, weights
 from specguard_adapters.llama_cpp.cache import check_attention, read_attention
 from specguard_adapters.llama_cpp.context import Context
 from specguard_adapters.llama_cpp.ggml import AttentionTap, FullAttention
+from specguard_adapters.llama_cpp.log import log
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.engine import Candidate, Prompt, Reading, Session
 from specguard_chains.decoding.grounding import (
@@ -605,7 +606,7 @@ def test_llama_cpp_is_quiet_unless_asked(
     try:
         load(tiny_model, n_ctx=256, verbose=True).open(TEXT)
     finally:
-        weights.log.verbose = False
+        log.verbose = False
     assert {record.name for record in caplog.records} == {"specguard_chains.llama_cpp"}
     assert any("n_ctx" in record.getMessage() for record in caplog.records)
     assert capfd.readouterr() == ("", "")
