@@ -3,7 +3,7 @@
     python benchmarks/speculative.py --data gsm8k.jsonl --limit 50 [--max-tokens 200] [--tree 2 1 1]
 
 At temperature 0 both must write the same text. In exact arithmetic they do; with quantised weights
-the target's logits depend on how many tokens are computed at once, and a near-tie can fall the other
+the target's logits depend on how many tokens are computed at once, and near-ties can fall the other
 way. Where two texts part, the benchmark prints the margin between the target's two likeliest tokens
 there. `--exact` loads the models so that a few tokens have the same numbers in any batch
 (`LlamaCppEngine(repack=False)`): then no text may differ. The decoders take turns on every problem,
