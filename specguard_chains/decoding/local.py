@@ -20,20 +20,17 @@ from specguard_chains.decoding.cache import CachedSequence, Rows, Tokenizer, com
 from specguard_chains.decoding.engine import Candidate, Counters, Reading, Watch
 from specguard_chains.decoding.sampling import Sampling, draw, generators, logprob
 from specguard_chains.decoding.step_writer import StepWriter
-from specguard_chains.decoding.token_tree import Node, TokenTree
 from specguard_chains.errors import ContextOverflowError, EngineError
 
 READ_BLOCK = 32
 """Tokens of a step that are read at once: their logits are held together."""
-JOINED_TOKENS = 4
-"""So many pending tokens are read in one pass with a tree that follows them."""
 
 Process = Callable[[Sequence[int], FloatArray], FloatArray]
 """(all tokens so far, logits of the next one) -> the logits to draw from."""
 
 
 @dataclass(slots=True)
-class _Branch:
+class Branch:
     """A continuation that the cache holds beside the sequence."""
 
     index: int = 0
@@ -45,7 +42,7 @@ class _Branch:
 
 
 @dataclass(slots=True)
-class _Draft(_Branch):
+class _Draft(Branch):
     """A candidate in progress, on a branch of its own."""
 
     step: StepWriter = field(kw_only=True)
@@ -55,7 +52,7 @@ class _Draft(_Branch):
 
 
 class LocalSession:
-    """A `LogitSession` over a `Cache`."""
+    """A `Session` over a `Cache`."""
 
     def __init__(
         self,
@@ -85,10 +82,7 @@ class LocalSession:
         self._on_close: Callable[[CachedSequence], None] | None = on_close
         self._tokens = list(prompt)
         self._prompt_length = len(self._tokens)
-        self._branches: list[_Branch] = []
-        self._tree: TokenTree | None = None  # whose paths the branches are
-        self._grown = 0  # nodes of it that have been computed
-        self._level: FloatArray | None = None  # logits of those that were computed last
+        self._branches: list[Branch] = []
         self._cached = self._reused = sequence.keep_prefix(self._tokens)
         self._logits: FloatArray | None = None  # for the token after the sequence
         if sequence.prompt_logits is not None:
@@ -143,7 +137,7 @@ class LocalSession:
         self._require_room(len(tokens))
         logits = self._next_logits()
         self._cache.fork(1, len(self._tokens))
-        branch = _Branch()
+        branch = Branch()
         self._branches = [branch]
         logprobs: list[float] = []
         grounding: list[float] = []
@@ -171,31 +165,6 @@ class LocalSession:
         """See `Session.accept`."""
         self.extend(self._own_tokens(candidate))
 
-    @compute_thread.on_it
-    def logits(self, tree: TokenTree) -> FloatArray:
-        """See `LogitSession.logits`. Few pending tokens are read in one pass with the tree."""
-        self._require_open()
-        self._require_room(tree.depth)
-        if tree is self._tree:
-            new = len(tree.nodes) > self._grown
-            return self._grow(tree, []) if new else np.empty((0, self._n_tokens), dtype=np.float32)
-        self._drop_branches()
-        has_nodes = len(tree.nodes) > 1
-        pending = self._tokens[self._cached :]
-        joined = (
-            has_nodes
-            and 0 < len(pending) <= JOINED_TOKENS
-            and self._cached >= self._prompt_length
-            and not self._grounded
-        )
-        root = None if joined else self._next_logits()[None]
-        self._cache.fork(tree.leaves, self._cached)
-        self._branches = [_Branch(i) for i in range(tree.leaves)]
-        self._tree, self._grown = tree, 1
-        if root is None:
-            return self._grow(tree, pending)
-        return np.concatenate([root, self._grow(tree, [])]) if has_nodes else root
-
     def writer(self, boundary: Boundary) -> StepWriter:
         """See `LogitSession.writer`."""
         return StepWriter(boundary, self._tokenizer, self._dangling_bytes())
@@ -214,7 +183,7 @@ class LocalSession:
             self._cached += kept
             if kept == len(tokens):
                 self._logits = self._logits_after(branch, tokens)
-            self._branches, self._tree = [], None
+            self._forget_branches()
         self._tokens += tokens
 
     def rollback(self, length: int) -> None:
@@ -236,7 +205,7 @@ class LocalSession:
         if self._on_close is None:
             return
         on_close, self._on_close = self._on_close, None
-        self._branches, self._tree = [], None  # the cache is the next session's
+        self._forget_branches()  # the cache is the next session's
         self._sequence.tokens = self._tokens[: self._cached]
         on_close(self._sequence)
 
@@ -295,42 +264,13 @@ class LocalSession:
             )
             return Rows(rows.logits[:, : self._n_tokens], rows.grounding)
         except BaseException:
-            self._branches, self._tree = [], None
+            self._forget_branches()
             self._cache.keep(0, self._cached)
             raise
 
-    def _grow(self, tree: TokenTree, pending: Sequence[int]) -> FloatArray:
-        """Compute the end of the sequence and the tree's new nodes; return the logits.
-
-        Shape (new nodes, vocabulary), with one row more in front if there were tokens pending.
-        """
-        nodes: list[Node] = tree.nodes[self._grown :]
-        last = len(self._tokens) - 1
-        self._level = None
-        rows = self._forward(
-            [*pending, *(node.token for node in nodes)],
-            [*range(self._cached, len(self._tokens)), *(last + node.depth for node in nodes)],
-            [*[tree.nodes[0].branches] * len(pending), *(node.branches for node in nodes)],
-            context=False,
-        )
-        self.counters.read += len(pending)  # whoever wrote the tree counts its nodes
-        self._cached, self._grown = len(self._tokens), len(tree.nodes)
-        for node in nodes:
-            for leaf in node.branches:
-                self._branches[leaf].tokens.append(node.token)
-                self._branches[leaf].computed += 1
-        self._level = rows.logits[len(pending) :]
-        return rows.logits[max(len(pending) - 1, 0) :]
-
-    def _logits_after(self, branch: _Branch, tokens: Sequence[int]) -> FloatArray | None:
+    def _logits_after(self, branch: Branch, tokens: Sequence[int]) -> FloatArray | None:
         """Return the logits after tokens of a branch, if they are still there."""
-        if self._tree is None:
-            return branch.logits if len(branch.tokens) == len(tokens) else None
-        node = self._tree.find(tokens)
-        if node is None or self._level is None or node < self._grown - len(self._level):
-            return None
-        row: FloatArray = self._level[node - self._grown]
-        return row.copy()
+        return branch.logits if len(branch.tokens) == len(tokens) else None
 
     def _draw(
         self, draft: _Draft, row: FloatArray, sampling: Sampling, rng: np.random.Generator
@@ -341,9 +281,13 @@ class LocalSession:
         token, _ = draw(self._process([*self._tokens, *draft.tokens], row.copy()), sampling, rng)
         return token, logprob(row, token)
 
+    def _forget_branches(self) -> None:
+        """Take note that the cache holds nothing beside the sequence."""
+        self._branches = []
+
     def _drop_branches(self) -> None:
         if self._branches:
-            self._branches, self._tree = [], None
+            self._forget_branches()
             self._cache.keep(0, self._cached)
 
     def _cut_cache(self, length: int) -> None:

@@ -10,7 +10,8 @@ from specguard_chains.decoding.cache import Cache, CachedSequence, Tokenizer, co
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.fair_lock import FairLock
 from specguard_chains.decoding.grounding import GroundingSpec
-from specguard_chains.decoding.local import LocalSession, Process
+from specguard_chains.decoding.local import Process
+from specguard_chains.decoding.local_trees import TreeSession
 from specguard_chains.errors import (
     AttentionUnavailableError,
     ConfigurationError,
@@ -54,7 +55,7 @@ class LocalEngine(Tokenizer, ABC):
         *,
         grounding: GroundingSpec | None = None,
         cancelled: Callable[[], bool] | None = None,
-    ) -> LocalSession:
+    ) -> TreeSession:
         """See `Engine.open`."""
 
         def check() -> None:
@@ -80,7 +81,7 @@ class LocalEngine(Tokenizer, ABC):
         sequence = self._take_sequence(tokens, grounding)
         try:
             sequence.cache.configure(grounding, cancelled)
-            return LocalSession(
+            return TreeSession(
                 sequence,
                 tokens,
                 self,
