@@ -1,0 +1,89 @@
+"""Token trees on top of local sessions: what speculative decoding needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specguard_chains.decoding import compute_thread
+from specguard_chains.decoding.arrays import FloatArray
+from specguard_chains.decoding.local import Branch, LocalSession
+from specguard_chains.decoding.token_tree import Node, TokenTree
+
+JOINED_TOKENS = 4
+"""So many pending tokens are read in one pass with a tree that follows them."""
+
+
+class TreeSession(LocalSession):
+    """A `LogitSession` over a `Cache`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """See `LocalSession`."""
+        super().__init__(*args, **kwargs)
+        self._tree: TokenTree | None = None  # whose paths the branches are
+        self._grown = 0  # nodes of it that have been computed
+        self._level: FloatArray | None = None  # logits of those that were computed last
+
+    @compute_thread.on_it
+    def logits(self, tree: TokenTree) -> FloatArray:
+        """See `LogitSession.logits`. Few pending tokens are read in one pass with the tree."""
+        self._require_open()
+        self._require_room(tree.depth)
+        if tree is self._tree:
+            new = len(tree.nodes) > self._grown
+            return self._grow(tree, []) if new else np.empty((0, self._n_tokens), dtype=np.float32)
+        self._drop_branches()
+        has_nodes = len(tree.nodes) > 1
+        pending = self._tokens[self._cached :]
+        joined = (
+            has_nodes
+            and 0 < len(pending) <= JOINED_TOKENS
+            and self._cached >= self._prompt_length
+            and not self._grounded
+        )
+        root = None if joined else self._next_logits()[None]
+        self._cache.fork(tree.leaves, self._cached)
+        self._branches = [Branch(i) for i in range(tree.leaves)]
+        self._tree, self._grown = tree, 1
+        if root is None:
+            return self._grow(tree, pending)
+        return np.concatenate([root, self._grow(tree, [])]) if has_nodes else root
+
+    def _grow(self, tree: TokenTree, pending: Sequence[int]) -> FloatArray:
+        """Compute the end of the sequence and the tree's new nodes; return the logits.
+
+        Shape (new nodes, vocabulary), with one row more in front if there were tokens pending.
+        """
+        nodes: list[Node] = tree.nodes[self._grown :]
+        last = len(self._tokens) - 1
+        self._level = None
+        rows = self._forward(
+            [*pending, *(node.token for node in nodes)],
+            [*range(self._cached, len(self._tokens)), *(last + node.depth for node in nodes)],
+            [*[tree.nodes[0].branches] * len(pending), *(node.branches for node in nodes)],
+            context=False,
+        )
+        self.counters.read += len(pending)  # whoever wrote the tree counts its nodes
+        self._cached, self._grown = len(self._tokens), len(tree.nodes)
+        for node in nodes:
+            for leaf in node.branches:
+                self._branches[leaf].tokens.append(node.token)
+                self._branches[leaf].computed += 1
+        self._level = rows.logits[len(pending) :]
+        return rows.logits[max(len(pending) - 1, 0) :]
+
+    def _logits_after(self, branch: Branch, tokens: Sequence[int]) -> FloatArray | None:
+        """Return the logits after tokens of a branch, if they are still there."""
+        if self._tree is None:
+            return super()._logits_after(branch, tokens)
+        node = self._tree.find(tokens)
+        if node is None or self._level is None or node < self._grown - len(self._level):
+            return None
+        row: FloatArray = self._level[node - self._grown]
+        return row.copy()
+
+    def _forget_branches(self) -> None:
+        super()._forget_branches()
+        self._tree = self._level = None
