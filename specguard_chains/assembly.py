@@ -87,9 +87,9 @@ def _engine(options: SpecGuardOptions, source: Source, progress: Progress) -> En
     model = _model(options, source)
     if isinstance(model, Engine):
         return model
-    # A role's engine is the same for every decoder, and so then is its text: what a model writes
-    # depends in the last digits on how its attention is computed. One model in both roles is one
-    # engine.
+    # A role's engine is the same for every decoder that judges steps, and for a model alone, and so
+    # then is its text: what a model writes depends in the last digits on how its attention is
+    # computed. One model in both roles is one engine.
     both = _one_model(options)
     reader = _reader(options)
     settings = EngineSettings(

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from specguard_chains.decoding.arrays import FloatArray
-from specguard_chains.decoding.grounding import GroundingSpec
+from specguard_chains.decoding.grounding import GroundingSpec, Rollout
+from specguard_chains.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,37 @@ class CachedSequence:
         if self.prompt_logits is not None and self.prompt_logits[0] > length:
             self.prompt_logits = None
         return length
+
+
+def rollout_for(
+    spec: GroundingSpec | None, latest: Rollout | None, *, attention_layers: int, slots: int
+) -> Rollout | None:
+    """Return the rollout of a session: the latest one if its form is the same, None for none.
+
+    Raises:
+        ConfigurationError: More layers are to be read than the engine shows.
+    """
+    if spec is None:
+        return None
+    if spec.layers > attention_layers:
+        raise ConfigurationError(
+            f"grounding over {spec.layers} layers needs more than the engine's "
+            f"attention_layers={attention_layers}; load the model with more"
+        )
+    return latest if latest is not None and latest.spec == spec else Rollout(spec, slots)
+
+
+def check_branches(n: int, max_candidates: int) -> None:
+    """Refuse more branches than a cache has room for.
+
+    Raises:
+        ConfigurationError: There are more.
+    """
+    if n > max_candidates:
+        raise ConfigurationError(
+            f"{n} candidates are more than the engine's max_candidates={max_candidates}; load the "
+            "model with more"
+        )
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

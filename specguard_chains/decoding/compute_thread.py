@@ -34,8 +34,7 @@ def run(job: Callable[[], T], cancelled: Callable[[], bool] | None = None) -> T:
     """
     if threading.current_thread() is _thread:
         return job()
-    _turn.acquire(cancelled)
-    try:
+    with _turn.held(cancelled):
         _ensure_started()
         results: list[T] = []
         errors: list[BaseException] = []
@@ -52,8 +51,6 @@ def run(job: Callable[[], T], cancelled: Callable[[], bool] | None = None) -> T:
 
         _jobs.put(work)
         done.wait()
-    finally:
-        _turn.release()
     if errors:
         raise errors.pop()
     return results.pop()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from specguard_chains.errors import DecodingCancelled
 
@@ -25,6 +26,15 @@ class FairLock:
     def waiting(self) -> int:
         """How many threads are queueing."""
         return len(self._waiters)
+
+    @contextmanager
+    def held(self, cancelled: Callable[[], bool] | None = None) -> Iterator[None]:
+        """Hold the lock within a block; see `acquire`."""
+        self.acquire(cancelled)
+        try:
+            yield
+        finally:
+            self.release()
 
     def acquire(self, cancelled: Callable[[], bool] | None = None) -> None:
         """Wait for the turn and take the lock.

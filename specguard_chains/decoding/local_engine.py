@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from specguard_chains.decoding.cache import Cache, CachedSequence, Tokenizer, common_prefix
 from specguard_chains.decoding.engine import Capabilities, Prompt
@@ -94,14 +94,11 @@ class LocalEngine(Tokenizer, ABC):
             sequence.cache.close()
             raise
 
-    @contextmanager
-    def exclusive(self, cancelled: Callable[[], bool] | None = None) -> Iterator[None]:
+    def exclusive(
+        self, cancelled: Callable[[], bool] | None = None
+    ) -> AbstractContextManager[None]:
         """See `Engine.exclusive`."""
-        self._queue.acquire(cancelled)
-        try:
-            yield
-        finally:
-            self._queue.release()
+        return self._queue.held(cancelled)
 
     def clear(self) -> None:
         """Forget all cached sequences, so that the next request starts cold."""

@@ -11,10 +11,9 @@ from specguard_adapters.huggingface.attention import ForwardPass, SeenLayer
 from specguard_adapters.huggingface.cells import Cells
 from specguard_adapters.huggingface.model import Model
 from specguard_chains.decoding.arrays import FloatArray
-from specguard_chains.decoding.cache import Rows
+from specguard_chains.decoding.cache import Rows, check_branches, rollout_for
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
 from specguard_chains.errors import (
-    ConfigurationError,
     ContextOverflowError,
     DecodingCancelled,
     EngineError,
@@ -68,23 +67,16 @@ class HuggingFaceCache:
     ) -> None:
         """See `Cache.configure`."""
         self._cancelled = cancelled
-        if grounding is None:
-            self._rollout = None
-        elif grounding.layers > self._attention_layers:
-            raise ConfigurationError(
-                f"grounding over {grounding.layers} layers needs more than the engine's "
-                f"attention_layers={self._attention_layers}; load the model with more"
-            )
-        elif self._rollout is None or self._rollout.spec != grounding:
-            self._rollout = Rollout(grounding, self._cells.limit)
+        self._rollout = rollout_for(
+            grounding,
+            self._rollout,
+            attention_layers=self._attention_layers,
+            slots=self._cells.limit,
+        )
 
     def fork(self, n: int, length: int) -> None:
         """See `Cache.fork`."""
-        if n > self._max_candidates:
-            raise ConfigurationError(
-                f"{n} candidates are more than the engine's max_candidates="
-                f"{self._max_candidates}; load the model with more"
-            )
+        check_branches(n, self._max_candidates)
         used = self._cells.used
         shared = self._members[:used, 0] * (self._positions[:used] < length)
         self._members[:used, 1:] = 0

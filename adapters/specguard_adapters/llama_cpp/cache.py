@@ -11,9 +11,9 @@ from specguard_adapters.llama_cpp.context import Context, ContextSettings
 from specguard_adapters.llama_cpp.ggml import AttentionTap, FullAttention
 from specguard_adapters.llama_cpp.weights import VERSION, Weights
 from specguard_chains.decoding.arrays import IntArray
-from specguard_chains.decoding.cache import Rows
+from specguard_chains.decoding.cache import Rows, check_branches, rollout_for
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
-from specguard_chains.errors import AttentionUnavailableError, ConfigurationError, EngineError
+from specguard_chains.errors import AttentionUnavailableError, EngineError
 
 ABORTABLE_TOKENS = 16
 """Longer runs can be cancelled while they are computed; shorter ones only before and after."""
@@ -53,23 +53,16 @@ class LlamaCppCache:
     ) -> None:
         """See `Cache.configure`."""
         self._cancelled = cancelled
-        if grounding is None:
-            self._rollout = None
-        elif grounding.layers > self._attention_layers:
-            raise ConfigurationError(
-                f"grounding over {grounding.layers} layers needs more than the engine's "
-                f"attention_layers={self._attention_layers}; load the model with more"
-            )
-        elif self._rollout is None or self._rollout.spec != grounding:
-            self._rollout = Rollout(grounding, self._context.cells)
+        self._rollout = rollout_for(
+            grounding,
+            self._rollout,
+            attention_layers=self._attention_layers,
+            slots=self._context.cells,
+        )
 
     def fork(self, n: int, length: int) -> None:
         """See `Cache.fork`."""
-        if n > self._max_candidates:
-            raise ConfigurationError(
-                f"{n} candidates are more than the engine's max_candidates="
-                f"{self._max_candidates}; load the model with more"
-            )
+        check_branches(n, self._max_candidates)
         self._drop_branches()
         for branch in range(1, n):
             self._branches.append(branch)

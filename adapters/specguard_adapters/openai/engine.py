@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from pydantic import SecretStr
@@ -205,14 +205,11 @@ class OpenAIEngine:
             )
         return OpenAISession(self._server, tokens, cancelled)
 
-    @contextmanager
-    def exclusive(self, cancelled: Callable[[], bool] | None = None) -> Iterator[None]:
+    def exclusive(
+        self, cancelled: Callable[[], bool] | None = None
+    ) -> AbstractContextManager[None]:
         """See `Engine.exclusive`."""
-        self._queue.acquire(cancelled)
-        try:
-            yield
-        finally:
-            self._queue.release()
+        return self._queue.held(cancelled)
 
     def close(self) -> None:
         """See `Engine.close`. Requests that are under way are aborted."""
