@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from langchain_core.runnables import ConfigurableField
 
 from specguard_chains import ChatSpecGuard
 from specguard_chains.messages import STEPS_KEY
@@ -43,6 +44,35 @@ def test_peers_015_to_023_all_routes_cut_before_the_first_stop_string(
     route: str, stop: list[str] | None, expected: str
 ) -> None:
     assert text_of(model(), route, stop=stop) == expected
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("stop", ["o", "beta gamma", "a.\n\nmore S", " ", "\n", "é😀", "STOP and"])
+def test_peers_016_a_stop_string_may_have_any_number_of_tokens(route: str, stop: str) -> None:
+    """Also characters of several tokens, white space, and what ends a step."""
+    script = ("hello beta gamma.\n\n", "more STOP and é😀 more.\n\n", "end")
+    text = "".join(script)
+    assert text_of(toy_chat.scripted(*script), route, stop=[stop]) == text[: text.index(stop)]
+
+
+@pytest.mark.parametrize("given", ["field", "call", "bind", "config"])
+def test_peers_023_every_route_honours_stop_alike(given: str) -> None:
+    def chat() -> Any:
+        match given:
+            case "field":
+                return model(stop=["gamma"])
+            case "bind":
+                return model().bind(stop=["gamma"])
+            case "config":
+                return model().configurable_fields(stop=ConfigurableField("stop"))
+        return model()
+
+    overrides: Any = {
+        "call": {"stop": ["gamma"]},
+        "config": {"config": {"configurable": {"stop": ["gamma"]}}},
+    }.get(given, {})
+    answers = {route: text_of(chat(), route, **overrides) for route in ROUTES}
+    assert set(answers.values()) == {"hello beta "}, answers
 
 
 @pytest.mark.parametrize("route", ROUTES)

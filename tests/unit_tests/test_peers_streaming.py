@@ -65,6 +65,45 @@ def test_peers_003_handlers_get_the_tokens() -> None:
     assert "".join(tokens) == toy_chat.TEXT
 
 
+class TokenCounter(BaseCallbackHandler):
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+
+    def on_llm_new_token(self, token: Any, **_: Any) -> None:
+        self.tokens.append(token)
+
+
+@pytest.mark.parametrize("route", ["stream", "astream", "astream_events"])
+@pytest.mark.parametrize("streaming", [None, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_peers_005_handlers_get_each_chunk_once(
+    route: str, streaming: bool | None, own: bool
+) -> None:
+    counter = TokenCounter()
+    model = toy_chat.pair(streaming=streaming, callbacks=[counter] if own else None)
+    config: Any = {"callbacks": [] if own else [counter]}
+    match route:
+        case "stream":
+            list(model.stream(QUESTION, config))
+        case "astream":
+            asyncio.run(collected(model.astream(QUESTION, config)))
+        case _:
+            asyncio.run(collected(model.astream_events(QUESTION, config, version="v2")))
+    assert counter.tokens == ["One a.\n\n", "Dos b.\n\n", "Three c.", ""]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_peers_005_invoke_streams_each_chunk_once_if_it_streams(asynchronous: bool) -> None:
+    counter = TokenCounter()
+    model = toy_chat.pair(streaming=True)
+    config: Any = {"callbacks": [counter]}
+    if asynchronous:
+        asyncio.run(model.ainvoke(QUESTION, config))
+    else:
+        model.invoke(QUESTION, config)
+    assert counter.tokens == ["One a.\n\n", "Dos b.\n\n", "Three c.", ""]
+
+
 @pytest.mark.parametrize("route", ROUTES)
 def test_peers_006_all_routes_honour_the_same_parameters(route: str) -> None:
     model = toy_chat.random(4, temperature=0, max_tokens=50)
