@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specguard_chains.chat_model import ChatSpecGuard
-    from specguard_chains.decoding.steps import Phase, Source, Step, Verdict
+    from specguard_chains.decoding.boundaries import Phase
+    from specguard_chains.decoding.steps import Review, Source, Step, Verdict
     from specguard_chains.errors import (
         AttentionUnavailableError,
         CalibrationError,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         EngineError,
         ModelIntegrityError,
         ModelNotFoundError,
+        QueueFullError,
         SpecGuardError,
     )
     from specguard_chains.metrics import Metrics
@@ -34,7 +36,8 @@ __version__ = "0.1.0"
 _MODULES = {
     "ChatSpecGuard": "chat_model",
     "Metrics": "metrics",
-    "Phase": "decoding.steps",
+    "Phase": "decoding.boundaries",
+    "Review": "decoding.steps",
     "Source": "decoding.steps",
     "SpecGuardOptions": "options",
     "Step": "decoding.steps",
@@ -48,6 +51,7 @@ _MODULES = {
     "EngineError": "errors",
     "ModelIntegrityError": "errors",
     "ModelNotFoundError": "errors",
+    "QueueFullError": "errors",
     "SpecGuardError": "errors",
 }
 
@@ -64,6 +68,8 @@ __all__ = [
     "ModelIntegrityError",
     "ModelNotFoundError",
     "Phase",
+    "QueueFullError",
+    "Review",
     "Source",
     "SpecGuardError",
     "SpecGuardOptions",

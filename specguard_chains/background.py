@@ -11,17 +11,18 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import ExitStack, suppress
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from weakref import WeakSet
 
 from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.decoder import Decoder, Request
+from specguard_chains.decoding.engine import Engine
 from specguard_chains.decoding.steps import Step
-from specguard_chains.errors import DecodingCancelled
+from specguard_chains.errors import ConfigurationError, DecodingCancelled
 
 EXIT_TIMEOUT_S = 10.0
 """How long the end of the process waits for the token that is being computed."""
@@ -31,6 +32,9 @@ EXIT_TIMEOUT_S = 10.0
 class _Failure:
     error: BaseException
 
+
+_held: ContextVar[frozenset[int]] = ContextVar("specguard_held", default=frozenset())
+"""The engines of the requests within which this code runs."""
 
 _Item = Step | _Failure | None
 """What the thread sends; None is the end."""
@@ -131,12 +135,20 @@ class _Worker:
         """
         with ExitStack() as stack:
             engines = sorted(self._decoder.engines, key=id)
+            _refuse_held(engines)
             for engine in engines:
-                stack.enter_context(engine.exclusive(self._cancelled))
-            if all(engine.capabilities.in_process for engine in engines):
+                held = engine.exclusive(self._cancelled, max_waiting=self._request.max_waiting)
+                stack.enter_context(held)
+            _held.set(_held.get() | {id(engine) for engine in engines})
+            if self._asks_nobody and all(engine.capabilities.in_process for engine in engines):
                 compute_thread.run(self._emit_steps, self._cancelled)
-            else:  # only the forward passes go there: nobody else waits for a server
+            else:  # only the forward passes go there: no other model waits for a server or person
                 self._emit_steps()
+
+    @property
+    def _asks_nobody(self) -> bool:
+        """Whether the decoding waits for nothing outside of this process."""
+        return self._request.review is None and self._request.stop_when is None
 
     def _emit_steps(self) -> None:
         steps = self._decoder.decode(self._request)
@@ -153,6 +165,20 @@ class _Worker:
         return (
             self._stopped.is_set() or self._abandoned() or (by_caller is not None and by_caller())
         )
+
+
+def _refuse_held(engines: Iterable[Engine]) -> None:
+    """Refuse a request that would wait for the one within which it is made.
+
+    Raises:
+        ConfigurationError: A reviewer, or what asks whether to stop, asks the same model.
+    """
+    for engine in engines:
+        if id(engine) in _held.get():
+            raise ConfigurationError(
+                f"{engine.name} is asked by the reviewer of an answer that it is writing itself, "
+                "and would wait for ever; let the reviewer ask another model"
+            )
 
 
 def _nothing() -> None:

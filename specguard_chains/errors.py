@@ -54,5 +54,9 @@ class DecodingTimeoutError(DecodingCancelled, TimeoutError):
     """An answer took longer than the caller's timeout."""
 
 
+class QueueFullError(SpecGuardError):
+    """More requests wait for a model than may."""
+
+
 class CalibrationError(SpecGuardError):
     """Bounds or a threshold cannot be calibrated from the given data."""

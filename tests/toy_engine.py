@@ -195,7 +195,7 @@ class ToyEngine(LocalEngine):
         self.name = name
         self.context_length = context_length
         self.capabilities = Capabilities(
-            in_process=True, logits=True, attention=attention, max_candidates=64
+            in_process=True, logits=True, attention=attention, max_candidates=64, constraints=True
         )
         self.cells = context_length + 2048
         self.delay_s = delay_s
@@ -203,6 +203,7 @@ class ToyEngine(LocalEngine):
         """Tokens that went through forward passes so far."""
         self.forward_passes = 0
         self._vocabulary = vocabulary
+        self.template: str | None = None
         self._entered = threading.Lock()
 
     @property
@@ -222,6 +223,9 @@ class ToyEngine(LocalEngine):
         if text is None:
             text = "".join(f"<{m['role']}>{m['content']}" for m in prompt.messages)
         return [*text.encode(), ANSWER] if text else []
+
+    def chat_template(self) -> str | None:
+        return self.template
 
     def encode_text(self, text: str) -> list[int]:
         return list(text.encode())

@@ -9,19 +9,31 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Literal
 
-from specguard_chains.decoding.boundaries import Boundary, StepShape, StopCutter
+from specguard_chains.decoding.boundaries import (
+    Boundary,
+    Phase,
+    SectionTracker,
+    StepShape,
+    StopCutter,
+    phase_within,
+)
 from specguard_chains.decoding.decoder import Request
-from specguard_chains.decoding.engine import Candidate, Session
+from specguard_chains.decoding.engine import Candidate, Session, Watch
 from specguard_chains.decoding.steps import (
     FinishReason,
     Judgement,
-    Phase,
+    Review,
     Source,
     Step,
     StepSeconds,
     StepTokens,
 )
-from specguard_chains.errors import ContextOverflowError
+from specguard_chains.errors import ConfigurationError, ContextOverflowError
+
+CRITICAL = frozenset({Phase.TOOL_CALL, Phase.ANSWER})
+"""Phases in which an error is an action or the result."""
+SECOND_TEMPERATURE = 0.7
+"""At temperature 0 another version of a step is drawn at this one: it would be the same again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +48,9 @@ class Proposal:
     def candidate(self) -> Candidate:
         """The selected one."""
         return self.candidates[self.chosen]
+
+
+FREE, NO_TIME = StepTokens(), StepSeconds()
 
 
 class Ledger:
@@ -105,6 +120,13 @@ class Answer:
         self._sessions = tuple(dict.fromkeys(sessions))
         self._shape = shape
         self._cutter = StopCutter(request.stop)
+        self._place = SectionTracker(
+            request.sections,
+            request.opened,
+            memory=max((len(stop) - 1 for stop in request.stop), default=0),
+        )
+        self._versions: Counter[Source] = Counter()  # of the step in progress
+        self._reviews: list[Review] = []
         self._tokens = 0
         room = self._room()
         if request.max_tokens is not None and request.max_tokens > room:
@@ -124,8 +146,53 @@ class Answer:
             delimiter=self._shape.delimiter,
             max_tokens=min(self._shape.max_tokens, self._tokens_left()),
             stop=self.request.stop,
-            preceding=self._cutter.held,
+            preceding=self._place.tail,
+            sections=self.request.sections,
+            inside=self._place.inside,
         )
+
+    def sample(
+        self, session: Session, source: Source, n: int, watch: Watch | None = None
+    ) -> list[Candidate]:
+        """Let a session write n candidates for the step in progress, other ones each time."""
+        version, sampling = self._versions[source], self.request.sampling
+        self._versions[source] += 1
+        if version and sampling.greedy:
+            sampling = replace(sampling, temperature=SECOND_TEMPERATURE, top_k=0)
+        return session.sample(
+            n,
+            self.boundary(),
+            sampling,
+            seed=(self.request.seed, self.number, source is Source.TARGET, *[version][:version]),
+            watch=watch,
+        )
+
+    def is_critical(self, candidate: Candidate | None = None) -> bool:
+        """Whether the step is the target's to write, as a candidate or the place so far shows."""
+        if self.request.critical_steps == "verify":
+            return False
+        if candidate is None:
+            return self._place.inside is not None and self._place.inside.phase in CRITICAL
+        return self._phase(candidate, ends=candidate.ends_sequence) in CRITICAL
+
+    def review(self, candidate: Candidate, source: Source, proposal: Proposal) -> Review:
+        """Return what the request's reviewer says of a version of the step.
+
+        Raises:
+            ConfigurationError: It says something else than a reviewer may.
+        """
+        if self.request.review is None:
+            return Review.KEEP
+        shown = self._step(candidate.text, candidate, source, proposal)
+        said = self.request.review(replace(shown, finish_reason=self._ends(candidate)))
+        try:
+            self._reviews.append(Review(said))
+        except ValueError:
+            raise ConfigurationError(
+                f"a reviewer must return {', '.join(map(repr, map(str, Review)))}, not {said!r}"
+            ) from None
+        last = len(self._reviews) == self.request.max_reviews
+        return Review.KEEP if last else self._reviews[-1]
 
     def extend(self, candidate: Candidate, source: Source, proposal: Proposal) -> Step:
         """Append a candidate, in all sessions too, and return it as a step.
@@ -138,21 +205,43 @@ class Answer:
                 session.accept(candidate)
         self._tokens += len(candidate.tokens)
         exhausted = not fits or self._tokens_left() < 1
-        released = self._cutter.add(candidate.text, last=candidate.ends_sequence or exhausted)
-        if candidate.ends_sequence or self._cutter.stopped:
+        ended = candidate.ends_sequence or self._reviews[-1:] == [Review.STOP]
+        released = self._cutter.add(candidate.text, last=ended or exhausted)
+        if ended or self._cutter.stopped:
             self.finish_reason = FinishReason.STOP
         elif exhausted:
             self.finish_reason = FinishReason.LENGTH
-        step = self._step(released, candidate, source, proposal)
-        self.text += released
+        if source is Source.DRAFT:
+            self.ledger.count(source, "kept", len(candidate.tokens))
+        step = self._step(released, candidate, source, proposal, *self.ledger.settle())
+        step = self._stopped(replace(step, finish_reason=self.finish_reason))
+        self.text += step.text
         self.number += 1
+        self._place.add(candidate.text)
+        self._versions.clear()
+        self._reviews = []
         return step
 
-    def _step(self, text: str, candidate: Candidate, source: Source, proposal: Proposal) -> Step:
-        judgement, written = proposal.judgement, len(candidate.tokens)
-        if source is Source.DRAFT:
-            self.ledger.count(source, "kept", written)
-        tokens, seconds = self.ledger.settle()
+    def _stopped(self, step: Step) -> Step:
+        """Return a step as the answer's last one, if the request stops after it."""
+        wanted = self.request.stop_when
+        if self.finished or wanted is None or not wanted(step):
+            return step
+        self.finish_reason = FinishReason.STOP
+        text = step.text + self._cutter.add("", last=True)
+        span = (step.span[0], step.span[0] + len(text))
+        return replace(step, text=text, span=span, finish_reason=self.finish_reason)
+
+    def _step(
+        self,
+        text: str,
+        candidate: Candidate,
+        source: Source,
+        proposal: Proposal,
+        tokens: StepTokens = FREE,
+        seconds: StepSeconds = NO_TIME,
+    ) -> Step:
+        judgement = proposal.judgement
         return Step(
             number=self.number,
             text=text,
@@ -169,10 +258,22 @@ class Answer:
             tokens=tokens,
             seconds=seconds,
             span=(len(self.text), len(self.text) + len(text)),
-            answer_tokens=written,
-            phase=Phase.ANSWER if self.finished else Phase.REASONING,
-            finish_reason=self.finish_reason,
+            answer_tokens=len(candidate.tokens),
+            phase=self._phase(candidate, ends=self._ends(candidate) is not None),
+            critical=judgement.critical,
+            reviews=tuple(self._reviews),
         )
+
+    def _phase(self, candidate: Candidate, *, ends: bool) -> Phase:
+        """Return the phase of the step's section; outside of sections, the answer comes last."""
+        within = phase_within(self.boundary(), candidate.text)
+        if within is not None:
+            return within
+        return Phase.ANSWER if ends or Phase.REASONING in self._place.seen else Phase.REASONING
+
+    def _ends(self, candidate: Candidate) -> FinishReason | None:
+        """Return why the answer ends with a candidate, as far as is known."""
+        return FinishReason.STOP if candidate.ends_sequence else self.finish_reason
 
     def _room(self) -> int:
         return min(session.room for session in self._sessions)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from specguard_chains.decoding.answer import Answer, Proposal
 from specguard_chains.decoding.boundaries import StepShape
 from specguard_chains.decoding.decoder import Request
-from specguard_chains.decoding.engine import Engine
+from specguard_chains.decoding.engine import Engine, Session
 from specguard_chains.decoding.grounding import GroundingSpec
-from specguard_chains.decoding.steps import UNVERIFIED, Source, Step
+from specguard_chains.decoding.steps import UNVERIFIED, Review, Source, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,14 @@ class SoloDecoder:
 
     def decode(self, request: Request) -> Iterator[Step]:
         """See `Decoder.decode`."""
-        session = self.engine.open(
-            request.prompt, grounding=self.grounding, cancelled=request.cancelled
-        )
-        with closing(session):
+        with closing(request.open(self.engine, self.grounding)) as session:
             answer = Answer(request, self.shape, session)
             while not answer.finished:
-                with answer.ledger.charge(self.source, session):
-                    candidates = session.sample(
-                        1,
-                        answer.boundary(),
-                        request.sampling,
-                        seed=(request.seed, answer.number, self.source is Source.TARGET),
-                    )
-                proposal = Proposal(candidates, 0, UNVERIFIED)
-                yield answer.extend(proposal.candidate, self.source, proposal)
+                written = self._write(session, answer)
+                while answer.review(written.candidate, self.source, written) is Review.REGENERATE:
+                    written = self._write(session, answer)
+                yield answer.extend(written.candidate, self.source, written)
+
+    def _write(self, session: Session, answer: Answer) -> Proposal:
+        with answer.ledger.charge(self.source, session):
+            return Proposal(answer.sample(session, self.source, 1), 0, UNVERIFIED)

@@ -25,6 +25,27 @@ class Ending(StrEnum):
     """It could not be accepted any more; the step is not complete."""
 
 
+class Phase(StrEnum):
+    """Which part of the answer a step belongs to."""
+
+    REASONING = "reasoning"
+    ANSWER = "answer"
+    TOOL_CALL = "tool_call"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of an answer between two marks, such as reasoning tags or a tool call."""
+
+    opening: str
+    """A step that has text before it ends with it."""
+    closing: str
+    """A step ends with it; "" if the section lasts to the end of the answer."""
+    phase: Phase
+    whole: bool = False
+    """It is one step, whatever delimiters are in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """What counts as a step; the paper cuts at a blank line."""
@@ -50,7 +71,11 @@ class Boundary:
     stop: tuple[str, ...] = ()
     """Stop strings of the request: the step ends with the token that completes one."""
     preceding: str = ""
-    """The end of the answer so far, so that a stop string that began there is seen."""
+    """The end of the answer so far, so that a stop string or mark that began there is seen."""
+    sections: tuple[Section, ...] = ()
+    """Parts of the answer whose marks end steps."""
+    inside: Section | None = None
+    """The one in which the step begins."""
 
 
 class StepText:
@@ -60,6 +85,7 @@ class StepText:
         """Start empty; `dangling` is an unfinished character that the answer ends with so far."""
         self.text = ""
         self._boundary = boundary
+        self._inside = boundary.inside
         self._tokens = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._decoder.decode(dangling)
@@ -71,7 +97,7 @@ class StepText:
         self._tokens += 1
         if piece and self._completes_stop(len(piece)):
             return Ending.STOP_STRING
-        if piece and self._completes_delimiter(len(piece)):
+        if piece and (self._completes_section(len(piece)) or self._completes_delimiter(len(piece))):
             return Ending.BOUNDARY
         return Ending.STEP_LIMIT if self._tokens >= self._boundary.max_tokens else None
 
@@ -79,12 +105,95 @@ class StepText:
         text = self._boundary.preceding + self.text
         return any(stop in text[-(grown + len(stop) - 1) :] for stop in self._boundary.stop)
 
+    def _completes_section(self, grown: int) -> bool:
+        """Whether a section ends with the text, or begins with it after other text."""
+        text = self._boundary.preceding + self.text
+        mark = next_mark(text, len(text) - grown, self._boundary.sections, self._inside)
+        if mark is None:
+            return False
+        if self._inside is not None:
+            return True
+        self._inside = mark.section
+        return bool(text[len(self._boundary.preceding) : mark.start].strip())
+
     def _completes_delimiter(self, grown: int) -> bool:
         """Whether there is a delimiter after the first visible character: blank is no step."""
+        if self._inside is not None and self._inside.whole:
+            return False
         delimiter = self._boundary.delimiter
         visible = len(self.text) - len(self.text.lstrip())
         unseen = len(self.text) - grown - len(delimiter) + 1
         return self.text.find(delimiter, max(visible + 1, unseen)) >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a section begins or ends."""
+
+    start: int
+    end: int
+    section: Section | None
+    """The one that begins here; None if one ends."""
+
+
+def next_mark(
+    text: str, grown_from: int, sections: Sequence[Section], inside: Section | None
+) -> Mark | None:
+    """Return the first mark that is complete after `text[:grown_from]`, None if there is none.
+
+    Args:
+        text: The end of an answer.
+        grown_from: How much of it was there before; marks within that are over.
+        sections: Whose marks are looked for, outside of a section.
+        inside: The section that the text is in; then its end is looked for.
+    """
+    wanted = (
+        [(inside.closing, None)] if inside else [(section.opening, section) for section in sections]
+    )
+    found = [
+        Mark(start, start + len(mark), section)
+        for mark, section in wanted
+        if mark and (start := text.find(mark, max(grown_from - len(mark) + 1, 0))) >= 0
+    ]
+    return min(found, key=lambda mark: (mark.end, mark.start), default=None)
+
+
+class SectionTracker:
+    """Follows an answer through its sections, step by step."""
+
+    def __init__(
+        self, sections: Sequence[Section], inside: Section | None = None, *, memory: int = 0
+    ) -> None:
+        """Start in a section, or in none; remember `memory` characters in any case."""
+        self.inside = inside
+        self.seen: set[Phase] = set() if inside is None else {inside.phase}
+        """Phases of the sections so far."""
+        self.tail = ""
+        """The end of the text, in which a mark may have begun."""
+        self._sections = tuple(sections)
+        marks = [mark for section in sections for mark in (section.opening, section.closing)]
+        self._memory = max([memory, *(len(mark) - 1 for mark in marks)])
+
+    def add(self, text: str) -> None:
+        """Take in what the answer has gained."""
+        grown_from, text = len(self.tail), self.tail + text
+        while mark := next_mark(text, grown_from, self._sections, self.inside):
+            self.inside = mark.section
+            self.seen |= set() if mark.section is None else {mark.section.phase}
+            text, grown_from = text[mark.end :], 0
+        self.tail = text[max(len(text) - self._memory, 0) :]
+
+
+def phase_within(boundary: Boundary, text: str) -> Phase | None:
+    """Return the phase of the section that a step's text is in, None if it is in none."""
+    if boundary.inside is not None:
+        return boundary.inside.phase
+    whole = boundary.preceding + text
+    mark = next_mark(whole, len(boundary.preceding), boundary.sections, None)
+    if mark is None or mark.section is None:
+        return None
+    before = whole[len(boundary.preceding) : mark.start]
+    return None if before.strip() else mark.section.phase
 
 
 def unfinished_character(data: bytes) -> bytes:

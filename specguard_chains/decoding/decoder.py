@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
-from specguard_chains.decoding.engine import Engine, Prompt
+from specguard_chains.decoding.boundaries import Section
+from specguard_chains.decoding.constraint import Constraint
+from specguard_chains.decoding.engine import Engine, Prompt, Session
+from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.sampling import Sampling
-from specguard_chains.decoding.steps import Step
+from specguard_chains.decoding.steps import Review, Step
 from specguard_chains.errors import ConfigurationError
+
+CriticalSteps = Literal["verify", "target"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,22 @@ class Request:
     seed: int = 0
     cancelled: Callable[[], bool] | None = None
     """Asked at every token; True ends the decoding with DecodingCancelled."""
+    constraint: Constraint | None = None
+    """What the answer may look like."""
+    sections: tuple[Section, ...] = ()
+    """Parts that the answer may have, each with steps of its own."""
+    opened: Section | None = None
+    """The one in which it begins."""
+    critical_steps: CriticalSteps = "verify"
+    """Whether tool calls and the final answer may come from a draft, or are the target's."""
+    stop_when: Callable[[Step], bool] | None = None
+    """Asked after every step; True ends the answer with it."""
+    review: Callable[[Step], Review] | None = None
+    """Asked before a step becomes part of the answer, whoever wrote it."""
+    max_reviews: int = 3
+    """So many versions of a step are shown to the reviewer; the last one is kept in any case."""
+    max_waiting: int | None = None
+    """So many other requests may wait for the same engine."""
 
     def __post_init__(self) -> None:
         """Validate."""
@@ -36,6 +57,24 @@ class Request:
             )
         if self.seed < 0:
             raise ConfigurationError(f"seed must be 0 or more, not {self.seed}")
+
+    def open(self, engine: Engine, grounding: GroundingSpec | None = None) -> Session:
+        """Open a session with the prompt, held to the request's constraint.
+
+        Raises:
+            ConfigurationError: The engine cannot hold a session to a constraint.
+        """
+        if self.constraint is not None and not engine.capabilities.constraints:
+            raise ConfigurationError(
+                f"{engine.name} cannot be held to a grammar, which structured output and required "
+                "tool calls need; take models that run in this process, or tool_choice='auto'"
+            )
+        return engine.open(
+            self.prompt,
+            grounding=grounding,
+            cancelled=self.cancelled,
+            constraint=self.constraint,
+        )
 
 
 class Decoder(Protocol):

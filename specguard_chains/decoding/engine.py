@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.boundaries import Boundary, Ending
+from specguard_chains.decoding.constraint import Constraint
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.token_tree import TokenTree
@@ -211,6 +212,8 @@ class Capabilities:
     """Most candidates of one `sample`."""
     max_candidate_tokens: int | None = None
     """Most tokens of a step that is sampled in several candidates; None: no limit of its own."""
+    constraints: bool = False
+    """Sessions can be held to a `Constraint`."""
 
 
 @runtime_checkable
@@ -247,6 +250,7 @@ class Engine(Protocol):
         *,
         grounding: GroundingSpec | None = None,
         cancelled: Callable[[], bool] | None = None,
+        constraint: Constraint | None = None,
     ) -> Session:
         """Start a sequence with a prompt, reusing cached prefixes of earlier ones.
 
@@ -254,20 +258,28 @@ class Engine(Protocol):
             prompt: What the sequence starts with.
             grounding: Read attention in this form; None if nobody needs it.
             cancelled: Asked at every token; True raises DecodingCancelled.
+            constraint: What the text after the prompt may look like: nothing else is drawn, and
+                log-probs are those of the allowed tokens.
 
         Raises:
             ContextOverflowError: The prompt leaves no room for an answer.
+            ConfigurationError: The engine cannot hold a session to a constraint.
             AttentionUnavailableError: Grounding was asked of an engine that has none.
         """
         ...
 
+    def chat_template(self) -> str | None:
+        """Return the Jinja source by which prompts with tools are rendered, None if not known."""
+        ...
+
     def exclusive(
-        self, cancelled: Callable[[], bool] | None = None
+        self, cancelled: Callable[[], bool] | None = None, *, max_waiting: int | None = None
     ) -> AbstractContextManager[None]:
         """Admit a request; sessions are used within. Others queue in the order of their coming.
 
         Raises:
             DecodingCancelled: `cancelled` said so before the request was admitted.
+            QueueFullError: `max_waiting` others are waiting already.
         """
         ...
 

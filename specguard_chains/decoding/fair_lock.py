@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from specguard_chains.errors import DecodingCancelled
+from specguard_chains.errors import DecodingCancelled, QueueFullError
 
 POLL_S = 0.05
 """How often a waiter asks whether it should give up."""
@@ -28,24 +28,35 @@ class FairLock:
         return len(self._waiters)
 
     @contextmanager
-    def held(self, cancelled: Callable[[], bool] | None = None) -> Iterator[None]:
+    def held(
+        self, cancelled: Callable[[], bool] | None = None, *, max_waiting: int | None = None
+    ) -> Iterator[None]:
         """Hold the lock within a block; see `acquire`."""
-        self.acquire(cancelled)
+        self.acquire(cancelled, max_waiting=max_waiting)
         try:
             yield
         finally:
             self.release()
 
-    def acquire(self, cancelled: Callable[[], bool] | None = None) -> None:
+    def acquire(
+        self, cancelled: Callable[[], bool] | None = None, *, max_waiting: int | None = None
+    ) -> None:
         """Wait for the turn and take the lock.
 
         Raises:
             DecodingCancelled: `cancelled` said so while others held the lock.
+            QueueFullError: `max_waiting` others are waiting already.
         """
         with self._guard:
             if not self._held:
                 self._held = True
                 return
+            if max_waiting is not None and len(self._waiters) >= max_waiting:
+                raise QueueFullError(
+                    f"{len(self._waiters)} requests are waiting for this model, and max_queue="
+                    f"{max_waiting} allows no more; try again later, raise max_queue, or send "
+                    "fewer at a time (max_concurrency)"
+                )
             turn = threading.Event()
             self._waiters.append(turn)
         try:

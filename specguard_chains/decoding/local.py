@@ -17,6 +17,7 @@ from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.boundaries import Boundary, Ending, unfinished_character
 from specguard_chains.decoding.cache import CachedSequence, Rows, Tokenizer, common_prefix
+from specguard_chains.decoding.constraint import Matcher
 from specguard_chains.decoding.engine import Candidate, Counters, Reading, Watch
 from specguard_chains.decoding.sampling import Sampling, draw, generators, logprob
 from specguard_chains.decoding.step_writer import StepWriter
@@ -46,6 +47,7 @@ class _Draft(Branch):
     """A candidate in progress, on a branch of its own."""
 
     step: StepWriter = field(kw_only=True)
+    matcher: Matcher | None = field(kw_only=True)
 
     def __post_init__(self) -> None:
         self.tokens = self.step.tokens
@@ -64,11 +66,13 @@ class LocalSession:
         check: Callable[[], None],
         on_close: Callable[[CachedSequence], None],
         process: Process | None = None,
+        matcher: Matcher | None = None,
     ) -> None:
         """Start with a prompt on a sequence that may hold its beginning.
 
         `check` is called before every forward pass and raises if there must be none; `process`
-        changes the logits that are drawn from, not the log-probs that are reported.
+        changes the logits that are drawn from, not the log-probs that are reported; `matcher`
+        says which tokens may follow the prompt, and changes both.
         """
         self.counters = Counters()
         self._sequence = sequence
@@ -78,6 +82,7 @@ class LocalSession:
         self._context_length = context_length
         self._check = check
         self._process = process
+        self._first_matcher = self._matcher = matcher  # at the end of the prompt, of the sequence
         self._grounded = sequence.grounding is not None
         self._on_close: Callable[[CachedSequence], None] | None = on_close
         self._tokens = list(prompt)
@@ -114,7 +119,9 @@ class LocalSession:
         distinct = 1 if sampling.greedy else n
         logits = self._next_logits()
         self._cache.fork(distinct, len(self._tokens))
-        drafts = [_Draft(i, step=self.writer(boundary)) for i in range(distinct)]
+        drafts = [
+            _Draft(i, step=self.writer(boundary), matcher=self._fork()) for i in range(distinct)
+        ]
         self._branches = [*drafts]
         rngs = generators(seed, distinct)
         rows: Iterable[FloatArray] = [logits] * distinct
@@ -137,7 +144,7 @@ class LocalSession:
         self._require_room(len(tokens))
         logits = self._next_logits()
         self._cache.fork(1, len(self._tokens))
-        branch = Branch()
+        branch, matcher = Branch(), self._fork()
         self._branches = [branch]
         logprobs: list[float] = []
         grounding: list[float] = []
@@ -146,7 +153,7 @@ class LocalSession:
             first = len(self._tokens) + start
             rows = self._forward(block, range(first, first + len(block)), context=False)
             before = np.concatenate([logits[None], rows.logits[:-1]])
-            logprobs += map(logprob, before, block)
+            logprobs += map(logprob, _allowed(before, block, matcher), block)
             grounding += [] if rows.grounding is None else rows.grounding.tolist()
             branch.tokens += block
             branch.computed += len(block)
@@ -185,6 +192,9 @@ class LocalSession:
                 self._logits = self._logits_after(branch, tokens)
             self._forget_branches()
         self._tokens += tokens
+        if self._matcher is not None:
+            self._matcher = self._matcher.fork()  # the first one stays where it is
+            self._matcher.advance(tokens)
 
     def rollback(self, length: int) -> None:
         """See `Session.rollback`."""
@@ -199,6 +209,9 @@ class LocalSession:
             del self._tokens[length:]
             self._logits = None
             self._cut_cache(min(self._cached, length))
+            if (matcher := self._first_matcher) is not None:
+                self._matcher = matcher.fork()
+                self._matcher.advance(self._tokens[self._prompt_length :])
 
     def close(self) -> None:
         """See `Session.close`."""
@@ -275,11 +288,20 @@ class LocalSession:
     def _draw(
         self, draft: _Draft, row: FloatArray, sampling: Sampling, rng: np.random.Generator
     ) -> tuple[int, float]:
-        """Return a draft's next token and its raw log-probability."""
-        if self._process is None:
-            return draw(row, sampling, rng)
-        token, _ = draw(self._process([*self._tokens, *draft.tokens], row.copy()), sampling, rng)
+        """Return a draft's next token and its log-probability among those that are allowed."""
+        if draft.matcher is not None:
+            row = draft.matcher.allowed(row)
+        shaped = row
+        if self._process is not None:
+            shaped = self._process([*self._tokens, *draft.tokens], row.copy())
+        token, _ = draw(shaped, sampling, rng)
+        if draft.matcher is not None:
+            draft.matcher.advance([token])
         return token, logprob(row, token)
+
+    def _fork(self) -> Matcher | None:
+        """Return a matcher of its own for a continuation of the sequence."""
+        return None if self._matcher is None else self._matcher.fork()
 
     def _forget_branches(self) -> None:
         """Take note that the cache holds nothing beside the sequence."""
@@ -316,6 +338,23 @@ class LocalSession:
         """The begun but unfinished character at the end of the answer so far."""
         answer = self._tokens[max(self._prompt_length, len(self._tokens) - 4) :]
         return unfinished_character(b"".join(map(self._tokenizer.token_bytes, answer)))
+
+
+def _allowed(
+    rows: FloatArray, tokens: Sequence[int], matcher: Matcher | None
+) -> Sequence[FloatArray]:
+    """Return logits with forbidden tokens at -inf, for tokens that follow each other.
+
+    A token that another model wrote in another way than this one may counts by its own logit.
+    """
+    if matcher is None:
+        return list(rows)
+    allowed = []
+    for row, token in zip(rows, tokens, strict=True):
+        masked = matcher.allowed(row)
+        allowed.append(masked if np.isfinite(masked[token]) else row)
+        matcher.advance([token])
+    return allowed
 
 
 def _reject_early(drafts: Sequence[_Draft], watch: Watch | None) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from specguard_chains.decoding.cache import Cache, CachedSequence, Tokenizer, common_prefix
+from specguard_chains.decoding.constraint import Constraint, TokenTrie
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.fair_lock import FairLock
 from specguard_chains.decoding.grounding import GroundingSpec
@@ -39,6 +40,7 @@ class LocalEngine(Tokenizer, ABC):
         self.max_idle = max_idle
         self._queue = FairLock()
         self._idle: list[CachedSequence] = []
+        self._known_trie: TokenTrie | None = None
         self._closed = False
 
     @abstractmethod
@@ -55,6 +57,7 @@ class LocalEngine(Tokenizer, ABC):
         *,
         grounding: GroundingSpec | None = None,
         cancelled: Callable[[], bool] | None = None,
+        constraint: Constraint | None = None,
     ) -> TreeSession:
         """See `Engine.open`."""
 
@@ -78,6 +81,7 @@ class LocalEngine(Tokenizer, ABC):
                 f"the prompt has {len(tokens)} tokens and leaves no room in the context of "
                 f"{self.context_length}; raise n_ctx or shorten the prompt"
             )
+        matcher = None if constraint is None else self._trie().start(constraint)
         sequence = self._take_sequence(tokens, grounding)
         try:
             sequence.cache.configure(grounding, cancelled)
@@ -89,16 +93,21 @@ class LocalEngine(Tokenizer, ABC):
                 check=check,
                 on_close=self._give_back,
                 process=self.process_logits,
+                matcher=matcher,
             )
         except BaseException:
             sequence.cache.close()
             raise
 
+    def chat_template(self) -> str | None:
+        """See `Engine.chat_template`."""
+        return None
+
     def exclusive(
-        self, cancelled: Callable[[], bool] | None = None
+        self, cancelled: Callable[[], bool] | None = None, *, max_waiting: int | None = None
     ) -> AbstractContextManager[None]:
         """See `Engine.exclusive`."""
-        return self._queue.held(cancelled)
+        return self._queue.held(cancelled, max_waiting=max_waiting)
 
     def clear(self) -> None:
         """Forget all cached sequences, so that the next request starts cold."""
@@ -110,6 +119,12 @@ class LocalEngine(Tokenizer, ABC):
         self._closed = True
         while self._idle:
             self._idle.pop().cache.close()
+
+    def _trie(self) -> TokenTrie:
+        """Return the vocabulary for constraints, which is made when it is first needed."""
+        if self._known_trie is None:
+            self._known_trie = TokenTrie(self)
+        return self._known_trie
 
     def _take_sequence(self, tokens: list[int], grounding: GroundingSpec | None) -> CachedSequence:
         """Return the idle sequence that shares the longest prefix, or a new one.

@@ -9,6 +9,7 @@ import numpy as np
 
 from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.arrays import FloatArray
+from specguard_chains.decoding.constraint import Matcher
 from specguard_chains.decoding.local import Branch, LocalSession
 from specguard_chains.decoding.token_tree import Node, TokenTree
 
@@ -25,12 +26,18 @@ class TreeSession(LocalSession):
         self._tree: TokenTree | None = None  # whose paths the branches are
         self._grown = 0  # nodes of it that have been computed
         self._level: FloatArray | None = None  # logits of those that were computed last
+        self._matchers: dict[int, Matcher] = {}  # after each node, if there is a constraint
 
     @compute_thread.on_it
     def logits(self, tree: TokenTree) -> FloatArray:
         """See `LogitSession.logits`. Few pending tokens are read in one pass with the tree."""
         self._require_open()
         self._require_room(tree.depth)
+        first = self._grown if tree is self._tree else 0
+        return self._allowed_after(tree, first, self._compute_logits(tree))
+
+    def _compute_logits(self, tree: TokenTree) -> FloatArray:
+        """Return the model's own logits after the nodes that the tree has gained."""
         if tree is self._tree:
             new = len(tree.nodes) > self._grown
             return self._grow(tree, []) if new else np.empty((0, self._n_tokens), dtype=np.float32)
@@ -74,6 +81,17 @@ class TreeSession(LocalSession):
         self._level = rows.logits[len(pending) :]
         return rows.logits[max(len(pending) - 1, 0) :]
 
+    def _allowed_after(self, tree: TokenTree, first: int, rows: FloatArray) -> FloatArray:
+        """Return the logits after nodes `first` and on, with forbidden tokens at -inf."""
+        if self._matcher is None or not len(rows):
+            return rows
+        for number in range(first, len(tree.nodes)):
+            node = tree.nodes[number]
+            above = self._matchers[node.parent] if number else self._matcher
+            self._matchers[number] = matcher = above.fork()
+            matcher.advance([node.token] if number else [])
+        return np.stack([self._matchers[first + i].allowed(row) for i, row in enumerate(rows)])
+
     def _logits_after(self, branch: Branch, tokens: Sequence[int]) -> FloatArray | None:
         """Return the logits after tokens of a branch, if they are still there."""
         if self._tree is None:
@@ -87,3 +105,4 @@ class TreeSession(LocalSession):
     def _forget_branches(self) -> None:
         super()._forget_branches()
         self._tree = self._level = None
+        self._matchers = {}

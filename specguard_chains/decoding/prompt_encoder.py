@@ -9,6 +9,9 @@ from specguard_chains.decoding.engine import Prompt
 from specguard_chains.errors import ConfigurationError
 from specguard_chains.templates import ChatTemplate, Shield
 
+TOOL_USE = "tool_use"
+"""What models call their template for prompts with tools, if it is one of its own."""
+
 
 class ChatTokenizer(Protocol):
     """What a model's files say of its tokens and of its chat format."""
@@ -52,7 +55,7 @@ class PromptEncoder:
     def __init__(self, name: str) -> None:
         """Start without templates; `name` is the model's, for messages."""
         self._name = name
-        self._templates: dict[str | None, ChatTemplate] = {}
+        self._templates: dict[bool, ChatTemplate] = {}
 
     def encode(self, prompt: Prompt, tokenizer: ChatTokenizer) -> list[int]:
         """Return a prompt's tokens. Special tokens are read in raw text and in the template.
@@ -69,8 +72,12 @@ class PromptEncoder:
         prefix = [*tokenizer.prefix]
         return tokens if not tokens or tokens[: len(prefix)] == prefix else [*prefix, *tokens]
 
+    def source(self, tokenizer: ChatTokenizer, *, tools: bool) -> str | None:
+        """Return the template for prompts with tools or without, None if there is none."""
+        return (tokenizer.chat_template(TOOL_USE) if tools else None) or tokenizer.chat_template()
+
     def _encode_messages(self, prompt: Prompt, tokenizer: ChatTokenizer) -> list[int]:
-        template = self._template("tool_use" if prompt.tools else None, tokenizer)
+        template = self._template(tokenizer, tools=bool(prompt.tools))
         shield = Shield(tokenizer.control_texts)
         text = template.render(shield.hide(prompt.messages), prompt.tools)
         tokens: list[int] = []
@@ -79,18 +86,18 @@ class PromptEncoder:
             tokens += tokenize(piece.text, special=not piece.literal)
         return tokens
 
-    def _template(self, name: str | None, tokenizer: ChatTokenizer) -> ChatTemplate:
-        """Return the model's template of that name, its usual one if there is none."""
-        if name not in self._templates:
-            source = tokenizer.chat_template(name) or tokenizer.chat_template()
+    def _template(self, tokenizer: ChatTokenizer, *, tools: bool) -> ChatTemplate:
+        """Return the model's template for tools, its usual one if there is none."""
+        if tools not in self._templates:
+            source = self.source(tokenizer, tools=tools)
             if source is None:
                 raise ConfigurationError(
                     f"{self._name} has no chat template; give the prompt as text, or take an "
                     "instruction-tuned model"
                 )
             ends = tokenizer.bos_text, tokenizer.eos_text
-            self._templates[name] = ChatTemplate(source, *ends)
-        return self._templates[name]
+            self._templates[tools] = ChatTemplate(source, *ends)
+        return self._templates[tools]
 
 
 def end_of_turn(tokenizer: ChatTokenizer, ends: Mapping[int, str]) -> int | None:

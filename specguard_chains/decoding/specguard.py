@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from specguard_chains.decoding.answer import Answer, Proposal
 from specguard_chains.decoding.boundaries import Ending, StepShape
 from specguard_chains.decoding.decoder import Request
-from specguard_chains.decoding.engine import Candidate, Engine, Reading, Session, Watch
+from specguard_chains.decoding.engine import Candidate, Engine, Reading, Session
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.selection import Selector
-from specguard_chains.decoding.steps import Source, Step, Verdict
+from specguard_chains.decoding.steps import Judgement, Review, Source, Step, Verdict
 from specguard_chains.decoding.verification import Situation, Verifier
 from specguard_chains.errors import ConfigurationError
 
@@ -66,38 +66,33 @@ class SpecGuardDecoder:
             while not answer.finished:
                 proposal = self._propose(draft, target, answer)
                 if proposal.judgement.verdict is Verdict.ACCEPTED:
-                    yield answer.extend(proposal.candidate, Source.DRAFT, proposal)
+                    step, source = proposal.candidate, Source.DRAFT
                 else:
-                    regenerated = self._regenerate(target, answer)
-                    yield answer.extend(regenerated, Source.TARGET, proposal)
+                    step, source = self._regenerate(target, answer), Source.TARGET
+                while answer.review(step, source, proposal) is Review.REGENERATE:
+                    step, source = self._regenerate(target, answer), Source.TARGET
+                yield answer.extend(step, source, proposal)
 
     def _propose(self, draft: Session, target: Session, answer: Answer) -> Proposal:
         """Draft k candidates, select one of them and judge it."""
+        if answer.is_critical():  # nothing that the draft could write would be kept
+            return Proposal((), 0, Judgement(Verdict.UNVERIFIED, critical=True))
         watch = self.verifier.can_accept if self._rejects_early else None
         with answer.ledger.charge(Source.DRAFT, draft):
-            candidates = self._sample(draft, answer, Source.DRAFT, watch)
+            candidates = answer.sample(draft, Source.DRAFT, self.num_candidates, watch)
             chosen = self._choose(candidates)
         reading = self._read(candidates[chosen], target, answer)
         situation = Situation(answer.request, answer.number, answer.text, draft, target)
         judgement = self.verifier.judge(candidates[chosen], reading, situation)
+        if answer.is_critical(candidates[chosen]):
+            judgement = replace(judgement, verdict=Verdict.REJECTED, critical=True)
         return Proposal(candidates, chosen, judgement)
 
     def _regenerate(self, target: Session, answer: Answer) -> Candidate:
         """Let the target write the step from the context, not from the draft's text."""
         with answer.ledger.charge(Source.TARGET, target):
-            candidates = self._sample(target, answer, Source.TARGET)
+            candidates = answer.sample(target, Source.TARGET, self.num_candidates)
             return candidates[self._choose(candidates)]
-
-    def _sample(
-        self, session: Session, answer: Answer, source: Source, watch: Watch | None = None
-    ) -> list[Candidate]:
-        return session.sample(
-            self.num_candidates,
-            answer.boundary(),
-            answer.request.sampling,
-            seed=(answer.request.seed, answer.number, source is Source.TARGET),
-            watch=watch,
-        )
 
     def _choose(self, candidates: list[Candidate]) -> int:
         """Select by self-consistency. After early rejection there is nothing to choose."""
@@ -123,9 +118,7 @@ class SpecGuardDecoder:
         spec = self.grounding if self.verifier.needs_grounding else None
 
         def open_session(engine: Engine, *, reads: bool) -> Session:
-            session = engine.open(
-                request.prompt, grounding=spec if reads else None, cancelled=request.cancelled
-            )
+            session = request.open(engine, spec if reads else None)
             return stack.enter_context(closing(session))
 
         if self.draft is self.target:

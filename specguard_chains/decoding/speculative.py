@@ -14,7 +14,7 @@ from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Engine, LogitSession
 from specguard_chains.decoding.speculation import Speculation
 from specguard_chains.decoding.speculative_session import SpeculativeSession
-from specguard_chains.decoding.steps import UNVERIFIED, Source, Step
+from specguard_chains.decoding.steps import UNVERIFIED, Review, Source, Step
 from specguard_chains.errors import ConfigurationError
 
 
@@ -54,19 +54,17 @@ class SpeculativeDecoder:
             session = SpeculativeSession(draft, target, self.speculation, ledger)
             answer = Answer(request, self.shape, session, ledger=ledger)
             while not answer.finished:
-                candidates = session.sample(
-                    1,
-                    answer.boundary(),
-                    request.sampling,
-                    seed=(request.seed, answer.number, True),
-                )
-                proposal = Proposal(candidates, 0, UNVERIFIED)
-                yield answer.extend(proposal.candidate, Source.TARGET, proposal)
+                written = self._write(session, answer)
+                while answer.review(written.candidate, Source.TARGET, written) is Review.REGENERATE:
+                    written = self._write(session, answer)
+                yield answer.extend(written.candidate, Source.TARGET, written)
+
+    def _write(self, session: SpeculativeSession, answer: Answer) -> Proposal:
+        return Proposal(answer.sample(session, Source.TARGET, 1), 0, UNVERIFIED)
 
 
 def _open(engine: Engine, request: Request) -> LogitSession:
-    session = engine.open(request.prompt, cancelled=request.cancelled)
-    return cast("LogitSession", session)  # as its capabilities say
+    return cast("LogitSession", request.open(engine))  # as its capabilities say
 
 
 def _check_engine(engine: Engine, speculation: Speculation) -> None:

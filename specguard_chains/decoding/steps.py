@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from specguard_chains.decoding.boundaries import Phase
+from specguard_chains.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 
 class FinishReason(StrEnum):
@@ -33,12 +41,14 @@ class Verdict(StrEnum):
     """The decoder does not verify."""
 
 
-class Phase(StrEnum):
-    """Which part of the answer a step belongs to."""
+class Review(StrEnum):
+    """What a reviewer says of a step before it becomes part of the answer."""
 
-    REASONING = "reasoning"
-    ANSWER = "answer"
-    TOOL_CALL = "tool_call"
+    KEEP = "keep"
+    REGENERATE = "regenerate"
+    """The target writes it anew."""
+    STOP = "stop"
+    """Keep it, and end the answer with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,8 @@ class Judgement:
     threshold: float | None = None
     rejected_early: bool = False
     """Drafting stopped, as no candidate could pass any more; the figures are upper bounds."""
+    critical: bool = False
+    """The step was the target's to write, whatever the draft proposed."""
 
 
 UNVERIFIED = Judgement(Verdict.UNVERIFIED)
@@ -119,10 +131,33 @@ class Step:
     answer_tokens: int
     """Tokens that the step has in the answer."""
     phase: Phase = Phase.REASONING
+    critical: bool = False
+    """It was the target's to write, whatever the draft proposed."""
+    reviews: tuple[Review, ...] = ()
+    """What the reviewer said of each version of the step, the last one being this one."""
     finish_reason: FinishReason | None = None
     """Set on the last step."""
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Step:
+        """Return the step that `to_dict` has made plain.
+
+        Raises:
+            ConfigurationError: It is not such a step.
+        """
+        try:
+            return _adapter().validate_python(dict(plain))
+        except ValueError as error:
+            raise ConfigurationError(f"this is not a step: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
         """Return the step as JSON's own types, which every serialiser knows."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return plain
+
+
+@cache
+def _adapter() -> TypeAdapter[Step]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Step)

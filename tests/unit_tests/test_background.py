@@ -33,8 +33,10 @@ class FakeEngine:
         self.queue = FairLock()
 
     @contextmanager
-    def exclusive(self, cancelled: Callable[[], bool] | None = None) -> Iterator[None]:
-        self.queue.acquire(cancelled)
+    def exclusive(
+        self, cancelled: Callable[[], bool] | None = None, *, max_waiting: int | None = None
+    ) -> Iterator[None]:
+        self.queue.acquire(cancelled, max_waiting=max_waiting)
         try:
             yield
         finally:

@@ -106,6 +106,7 @@ class HuggingFaceEngine(LocalEngine):
             attention=attention,
             max_candidates=max_candidates,
             max_candidate_tokens=candidate_tokens,
+            constraints=True,
         )
         self._model = Model(loaded.model, loaded.name, n_threads)
         self._shared: PreTrainedTokenizerBase | None = loaded.tokenizer  # kept for other engines
@@ -150,6 +151,10 @@ class HuggingFaceEngine(LocalEngine):
     def encode(self, prompt: Prompt) -> list[int]:
         """See `Engine.encode` and `PromptEncoder.encode`."""
         return self._prompts.encode(prompt, self._opened_tokenizer())
+
+    def chat_template(self) -> str | None:
+        """See `Engine.chat_template`."""
+        return self._prompts.source(self._opened_tokenizer(), tools=True)
 
     def encode_text(self, text: str) -> list[int]:
         """See `Tokenizer.encode_text`."""

@@ -123,6 +123,7 @@ class LlamaCppEngine(LocalEngine):
             attention=attention,
             max_candidates=max_candidates,
             max_candidate_tokens=candidate_tokens,
+            constraints=True,
         )
         self.context_length = n_ctx
         self._attention_layers = attention_layers
@@ -157,6 +158,10 @@ class LlamaCppEngine(LocalEngine):
     def encode(self, prompt: Prompt) -> list[int]:
         """See `Engine.encode` and `PromptEncoder.encode`."""
         return self._prompts.encode(prompt, self._model)
+
+    def chat_template(self) -> str | None:
+        """See `Engine.chat_template`."""
+        return self._prompts.source(self._model, tools=True)
 
     def encode_text(self, text: str) -> list[int]:
         """See `Tokenizer.encode_text`."""

@@ -34,6 +34,7 @@ from specguard_adapters.openai.settings import (
     usable_length,
 )
 from specguard_adapters.openai.writer import Server
+from specguard_chains.decoding.constraint import Constraint
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.fair_lock import FairLock
 from specguard_chains.decoding.grounding import GroundingSpec
@@ -101,6 +102,7 @@ class OpenAIEngine:
         template = ChatTemplate(chat_template) if chat_template is not None else None
         self.name = model
         self.base_url = base_url
+        self._template = chat_template
         self._queue = FairLock()
         self._closed = False
         translator = Translator(base_url, model, secrets)
@@ -185,9 +187,15 @@ class OpenAIEngine:
         *,
         grounding: GroundingSpec | None = None,
         cancelled: Callable[[], bool] | None = None,
+        constraint: Constraint | None = None,
     ) -> OpenAISession:
         """See `Engine.open`."""
         self._check(cancelled)
+        if constraint is not None:
+            raise ConfigurationError(
+                f"{self.name} runs on a server, which cannot be held to a grammar step by step; "
+                "take a model that runs in this process"
+            )
         if grounding is not None:
             raise AttentionUnavailableError(
                 f"{self.name} runs on a server, which gives no attention, and grounding needs it; "
@@ -205,11 +213,15 @@ class OpenAIEngine:
             )
         return OpenAISession(self._server, tokens, cancelled)
 
+    def chat_template(self) -> str | None:
+        """See `Engine.chat_template`. A server keeps its own to itself."""
+        return self._template
+
     def exclusive(
-        self, cancelled: Callable[[], bool] | None = None
+        self, cancelled: Callable[[], bool] | None = None, *, max_waiting: int | None = None
     ) -> AbstractContextManager[None]:
         """See `Engine.exclusive`."""
-        return self._queue.held(cancelled)
+        return self._queue.held(cancelled, max_waiting=max_waiting)
 
     def close(self) -> None:
         """See `Engine.close`. Requests that are under way are aborted."""
