@@ -1,0 +1,168 @@
+"""Reads calls from JSON as models write it, and says early what cannot become one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specguard_chains.tools.parts import Call, MalformedCall
+
+ARGUMENTS = ("arguments", "parameters")
+FIRST_KEYS = ("name", *ARGUMENTS, "function", "type", "id", "tool_calls")
+"""Keys that the object of a call may begin with."""
+
+_TOKEN = re.compile(r'[{}\[\]]|"(?:[^"\\]|\\.)*"|[^{}\[\]"<`]+|<(?!/|\Z)|`(?!``|`?\Z)', re.DOTALL)
+"""A piece of JSON, or of what was meant to be some; a closing mark (</tag>, ```) is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Where JSON ends in a text."""
+
+    end: int
+    balanced: bool
+    """False if it is cut off before its last bracket."""
+
+
+def json_region(text: str, start: int, *, last: bool) -> Region | None:
+    """Return where the object or list that begins at `start` ends, None if that is not here yet."""
+    at, depth = start, 0
+    while match := _TOKEN.match(text, at):
+        at = match.end()
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
+        if depth == 0:
+            return Region(at, balanced=True)
+    if text.startswith(("</", "```"), at):
+        return Region(at, balanced=False)
+    return Region(len(text), balanced=False) if last else None
+
+
+def may_become_call(text: str, names: Collection[str]) -> bool | None:
+    """Whether JSON that begins like this can be a call of one of the tools; None: too early."""
+    head = re.match(r"(\[\s*)?(\{\s*){0,2}", text)
+    assert head is not None
+    rest = text[head.end() :]
+    if not rest:
+        return None
+    key = re.match(r'"([^"\\]*)(")?', rest)
+    if "{" not in head[0] or key is None:
+        return False
+    if not key[2]:
+        whole = key.end() == len(rest)
+        return None if whole and _begins_one(key[1], FIRST_KEYS) else False
+    if key[1] not in FIRST_KEYS:
+        return False
+    colon = re.match(r"\s*(:\s*)?", rest[key.end() :])
+    assert colon is not None
+    value = rest[key.end() + colon.end() :]
+    if not value:
+        return None
+    return bool(colon[1]) and _value_fits(key[1], value, names)
+
+
+def _value_fits(key: str, value: str, names: Collection[str]) -> bool | None:
+    """Whether the first value of an object fits a call."""
+    if key in ("name", "type", "function") and value[0] == '"':
+        possible = ("function",) if key == "type" else names
+        string = re.match(r'"([^"\\]*)(.)?', value, re.DOTALL)
+        assert string is not None
+        if string[2] is None:
+            return None if _begins_one(string[1], possible) else False
+        return string[2] == "\\" or string[1] in possible
+    return value[0] in {"name": "", "type": "", "function": "{", "tool_calls": "["}.get(key, '{"n')
+
+
+def _begins_one(text: str, words: Collection[str]) -> bool:
+    return any(word.startswith(text) for word in words)
+
+
+def read_calls(
+    text: str, names: Collection[str], *, marked: bool
+) -> list[Call | MalformedCall] | None:
+    """Return the calls that a region holds, None if it is none.
+
+    Args:
+        text: An object or a list.
+        names: The known tools.
+        marked: It stands between marks for calls: a call was meant, known or not.
+    """
+    value = _parsed(text)
+    if value is None:
+        name, arguments = _fragments(text)
+        if not marked and name not in names:
+            return None
+        return [MalformedCall(name, arguments, "the call is not valid JSON")]
+    calls = [_call(item, names) for item in _items(value)]
+    if marked:
+        return [call or MalformedCall(None, text, "the call names no tool") for call in calls]
+    known = [call for call in calls if call is not None and call.name in names]
+    return known if calls and len(known) == len(calls) else None
+
+
+def call_of(name: str, arguments: str, names: Collection[str]) -> Call | MalformedCall:
+    """Return a call whose name and arguments stand apart."""
+    return _checked(name, _parsed(arguments), arguments, names)
+
+
+def _parsed(text: str) -> Any:
+    """Return the value of JSON, None if it has none; templates teach some models {{…}}."""
+    for variant in _variants(text):
+        try:
+            return json.loads(variant, strict=False)
+        except ValueError:
+            continue
+    return None
+
+
+def _variants(text: str) -> Iterator[str]:
+    yield text
+    if re.match(r"\[?\s*\{\s*\{", text):
+        if text.startswith("{") and text.endswith("}"):
+            yield text[1:-1]
+            yield text[1:]
+        yield text.replace("{{", "{").replace("}}", "}")
+
+
+def _items(value: Any) -> Sequence[Any]:
+    inner = value.get("tool_calls") if isinstance(value, dict) else value
+    return inner if isinstance(inner, list) else [value]
+
+
+def _call(item: Any, names: Collection[str]) -> Call | MalformedCall | None:
+    """Return the call that an object is, None if it is something else."""
+    if not isinstance(item, dict):
+        return None
+    inner = item["function"] if isinstance(item.get("function"), dict) else item
+    name = inner.get("name", item.get("function"))
+    if not isinstance(name, str) or "description" in inner:  # a tool that is described
+        return None
+    arguments = next((inner[key] for key in ARGUMENTS if key in inner), None)
+    return _checked(name, arguments, _dumped(arguments), names)
+
+
+def _checked(name: str, arguments: Any, raw: str, names: Collection[str]) -> Call | MalformedCall:
+    if isinstance(arguments, str):  # JSON in JSON
+        raw = arguments
+        arguments = _parsed(arguments) if arguments.strip() else {}
+    if name not in names:
+        known = ", ".join(sorted(names))
+        return MalformedCall(name, raw, f"there is no tool {name!r}; known are: {known}")
+    if arguments is None and raw in ("null", ""):
+        arguments = {}
+    if not isinstance(arguments, dict):
+        return MalformedCall(name, raw, "the arguments are not a JSON object")
+    return Call(name, _dumped(arguments))
+
+
+def _fragments(text: str) -> tuple[str | None, str]:
+    """Return the name and the arguments of a call that is no valid JSON, as far as they go."""
+    name = re.search(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")', text)
+    arguments = re.search(r'"(?:arguments|parameters)"\s*:\s*', text)
+    return name and _parsed(name[1]), text[arguments.end() :] if arguments else text
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
