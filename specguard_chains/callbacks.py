@@ -4,7 +4,8 @@ LangChain hands the model a run manager on some routes only. On `stream`, `astre
 streaming handler is attached it hands over none, yet reports every chunk to all handlers. So the
 steps travel in the chunks, and a private handler, the *tap*, turns them back into events there;
 where there is a run manager, `dispatch` uses it and the tap never sees the chunk. Either way each
-step is one event with the run id, tags and metadata of the model's own run.
+step is one event with the run id, tags and metadata of the model's own run and, with
+`trace_steps`, a run below it too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from langchain_core.outputs import ChatGenerationChunk, GenerationChunk
 
 from specguard_chains.decoding.steps import Step
 from specguard_chains.messages import STEPS_KEY
+from specguard_chains.step_runs import Owner, PlainStep, atrace, trace
 
 EVENT = "specguard_step"
 """The event's name; its data is the step as plain values (`Step.to_dict`)."""
@@ -36,14 +38,32 @@ _HOOK = ("on_custom_event", "ignore_custom_event", EVENT)
 _Chunk = ChatGenerationChunk | GenerationChunk | None
 
 
-def dispatch(manager: CallbackManagerForLLMRun, step: Step) -> None:
+def dispatch(manager: CallbackManagerForLLMRun, step: Step, trace_steps: bool = False) -> None:
     """Report a step to the handlers of the run."""
-    handle_event(manager.handlers, *_HOOK, step.to_dict(), **_owner(manager))
+    _report(manager.handlers, step.to_dict(), _owner(manager), trace_steps)
 
 
-async def adispatch(manager: AsyncCallbackManagerForLLMRun, step: Step) -> None:
+async def adispatch(
+    manager: AsyncCallbackManagerForLLMRun, step: Step, trace_steps: bool = False
+) -> None:
     """Report a step to the handlers of the run."""
-    await ahandle_event(manager.handlers, *_HOOK, step.to_dict(), **_owner(manager))
+    await _areport(manager.handlers, step.to_dict(), _owner(manager), trace_steps)
+
+
+def _report(
+    handlers: list[BaseCallbackHandler], step: PlainStep, owner: Owner, trace_steps: bool
+) -> None:
+    handle_event(handlers, *_HOOK, step, **owner.event())
+    if trace_steps:
+        trace(handlers, step, owner)
+
+
+async def _areport(
+    handlers: list[BaseCallbackHandler], step: PlainStep, owner: Owner, trace_steps: bool
+) -> None:
+    await ahandle_event(handlers, *_HOOK, step, **owner.event())
+    if trace_steps:
+        await atrace(handlers, step, owner)
 
 
 class LangGraphStepWriter(BaseCallbackHandler):
@@ -65,7 +85,9 @@ class LangGraphStepWriter(BaseCallbackHandler):
                 get_stream_writer()({"event": name, "run_id": str(run_id), "data": data})
 
 
-def tapped(callbacks: Callbacks, own: Callbacks, verbose: bool) -> Callbacks:
+def tapped(
+    callbacks: Callbacks, own: Callbacks, verbose: bool, trace_steps: bool = False
+) -> Callbacks:
     """Return the callbacks of a sync call with the tap among them.
 
     The manager is made here, once, and handed to LangChain: a second one would make a second
@@ -73,105 +95,86 @@ def tapped(callbacks: Callbacks, own: Callbacks, verbose: bool) -> Callbacks:
     """
     manager = CallbackManager.configure(callbacks, own, verbose)
     if manager.handlers and not any(isinstance(h, _Tap) for h in manager.handlers):
-        manager.add_handler(_Tap(manager.handlers), inherit=False)
+        manager.add_handler(_Tap(manager.handlers, trace_steps), inherit=False)
     return manager
 
 
-def atapped(callbacks: Callbacks, own: Callbacks, verbose: bool) -> Callbacks:
+def atapped(
+    callbacks: Callbacks, own: Callbacks, verbose: bool, trace_steps: bool = False
+) -> Callbacks:
     """Return the callbacks of an async call with the tap among them."""
     manager = AsyncCallbackManager.configure(callbacks, own, verbose)
     if manager.handlers and not any(isinstance(h, _AsyncTap) for h in manager.handlers):
-        manager.add_handler(_AsyncTap(manager.handlers), inherit=False)
+        manager.add_handler(_AsyncTap(manager.handlers, trace_steps), inherit=False)
     return manager
 
 
-class _Siblings:
+class _TapState:
     """The handlers beside a tap, and what the tap has learnt about the runs in progress."""
 
-    def __init__(self, handlers: Sequence[BaseCallbackHandler]) -> None:
-        self.handlers = list(handlers)
-        self._runs: dict[UUID, dict[str, Any]] = {}
+    def __init__(self, siblings: Sequence[BaseCallbackHandler], trace_steps: bool) -> None:
+        self._siblings = list(siblings)
+        self._trace_steps = trace_steps
+        self._runs: dict[UUID, Owner] = {}
 
-    def begin(self, run_id: UUID, tags: list[str] | None, metadata: dict[str, Any] | None) -> None:
-        self._runs[run_id] = {"run_id": run_id, "tags": tags, "metadata": metadata}
+    def _begin(self, run_id: UUID, about: dict[str, Any]) -> None:
+        self._runs[run_id] = Owner(run_id, about.get("tags"), about.get("metadata"))
 
-    def owner(self, run_id: UUID) -> dict[str, Any]:
-        return self._runs.get(run_id, {"run_id": run_id})
+    def _of_run(self, run_id: UUID) -> Owner:
+        return self._runs.get(run_id) or Owner(run_id)
 
-    def end(self, run_id: UUID) -> None:
+    def _end(self, run_id: UUID) -> None:
         self._runs.pop(run_id, None)
 
 
-class _Tap(BaseCallbackHandler):
+class _Tap(_TapState, BaseCallbackHandler):
     """Turns steps in chunks into events, on sync routes."""
 
     run_inline = True  # else the event comes after the consumer has the chunk
 
-    def __init__(self, siblings: Sequence[BaseCallbackHandler]) -> None:
-        self._siblings = _Siblings(siblings)
-
     def on_chat_model_start(
-        self,
-        serialized: dict[str, Any],
-        messages: Any,
-        *,
-        run_id: UUID,
-        tags: list[str] | None = None,
-        metadata: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, serialized: dict[str, Any], messages: Any, *, run_id: UUID, **about: Any
     ) -> None:
-        self._siblings.begin(run_id, tags, metadata)
+        self._begin(run_id, about)
 
     def on_llm_new_token(
         self, token: Any, *, chunk: _Chunk = None, run_id: UUID, **kwargs: Any
     ) -> None:
         for step in _steps_in(chunk):
-            handle_event(self._siblings.handlers, *_HOOK, step, **self._siblings.owner(run_id))
+            _report(self._siblings, step, self._of_run(run_id), self._trace_steps)
 
     def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self._siblings.end(run_id)
+        self._end(run_id)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        self._siblings.end(run_id)
+        self._end(run_id)
 
 
-class _AsyncTap(AsyncCallbackHandler):
+class _AsyncTap(_TapState, AsyncCallbackHandler):
     """Turns steps in chunks into events, on async routes."""
 
     run_inline = True
 
-    def __init__(self, siblings: Sequence[BaseCallbackHandler]) -> None:
-        self._siblings = _Siblings(siblings)
-
     async def on_chat_model_start(
-        self,
-        serialized: dict[str, Any],
-        messages: Any,
-        *,
-        run_id: UUID,
-        tags: list[str] | None = None,
-        metadata: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, serialized: dict[str, Any], messages: Any, *, run_id: UUID, **about: Any
     ) -> None:
-        self._siblings.begin(run_id, tags, metadata)
+        self._begin(run_id, about)
 
     async def on_llm_new_token(
         self, token: Any, *, chunk: _Chunk = None, run_id: UUID, **kwargs: Any
     ) -> None:
         for step in _steps_in(chunk):
-            await ahandle_event(
-                self._siblings.handlers, *_HOOK, step, **self._siblings.owner(run_id)
-            )
+            await _areport(self._siblings, step, self._of_run(run_id), self._trace_steps)
 
     async def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self._siblings.end(run_id)
+        self._end(run_id)
 
     async def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        self._siblings.end(run_id)
+        self._end(run_id)
 
 
-def _owner(manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun) -> dict[str, Any]:
-    return {"run_id": manager.run_id, "tags": manager.tags, "metadata": manager.metadata}
+def _owner(manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun) -> Owner:
+    return Owner(manager.run_id, manager.tags, manager.metadata)
 
 
 def _steps_in(chunk: _Chunk) -> list[dict[str, Any]]:
