@@ -20,6 +20,8 @@ class Rows:
     this cache's next forward pass."""
     grounding: FloatArray | None
     """Shape (n,); None if no grounding is read."""
+    passages: FloatArray | None = None
+    """What of it rests on each passage, shape (n, P); None if none are read."""
 
 
 class Cache(Protocol):

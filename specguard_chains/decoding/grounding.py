@@ -8,6 +8,8 @@ prompt and the accepted steps), the paper rolls attention out and sums the colum
 Nobody needs R. With u_0 the indicator of I, u_l = A^(l) u_(l-1) gives G = u_L at the step's rows,
 and attention is causal, so a row's value needs only earlier ones: each token costs one dot product
 a layer, at the moment that the model computes its attention row. No attention matrix is kept.
+With the indicator of a passage of the prompt in place of I's, the same rows say how much of a token
+rests on that passage.
 
 Tokens are addressed by *slot*: whatever indexes the columns of an attention row. That is the
 position in a plain cache and the KV cell in llama.cpp, where cells of k candidates interleave.
@@ -15,15 +17,19 @@ position in a plain cache and the KV cell in llama.cpp, where cells of k candida
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from specguard_chains.decoding.arrays import FloatArray, IntArray
-from specguard_chains.errors import ConfigurationError
+from specguard_chains.errors import ConfigurationError, EngineError
 
 GroundingForm = Literal["sparse", "dense", "renormalised"]
+Span = tuple[int, int]
+"""The positions of the first token and of the one after the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,8 @@ class GroundingSpec:
     """Entries below it are dropped, in each head, before the heads are averaged (paper: 0.01)."""
     renormalise: bool = False
     """Rescale the rows to sum 1 after dropping. The informative form does not."""
+    passages: tuple[tuple[Span, ...], ...] = ()
+    """Where each of P passages stands in the prompt. They have no token in common."""
 
     def __post_init__(self) -> None:
         """Validate, so that a wrong value never reaches a model."""
@@ -97,11 +105,21 @@ class Rollout:
         self.spec = spec
         # [layer, slot, which]; layer 0 is the indicator of I.
         self._mass = np.zeros((spec.layers + 1, slots, 2), dtype=np.float32)
+        # [layer, slot, passage]; apart from the other one, which so stays the same to the last bit.
+        passages = len(spec.passages)
+        self._leaning = np.zeros((spec.layers + 1, slots, passages), dtype=np.float32)
 
-    def begin(self, slots: IntArray, *, context: bool) -> None:
-        """Announce tokens that the model is about to compute, as context or as a step."""
+    def begin(
+        self, slots: IntArray, *, context: bool, positions: Sequence[int] | IntArray | None = None
+    ) -> None:
+        """Announce tokens that the model is about to compute, as context or as a step.
+
+        Their positions are needed where passages are read.
+        """
         self._mass[0, slots, OUTSIDE] = context
         self._mass[0, slots, INSIDE] = 1.0
+        if self.spec.passages:
+            self._leaning[0, slots] = self._membership(positions)
 
     def absorb(self, layer: int, attention: FloatArray, slots: IntArray) -> None:
         """Take in the attention rows of announced tokens, layer by layer from the first.
@@ -122,19 +140,37 @@ class Rollout:
             slots: The rows' own slots, shape (rows,).
         """
         self._mass[layer + 1, slots] = rows @ self._mass[layer, : rows.shape[1]]
+        if self.spec.passages:
+            self._leaning[layer + 1, slots] = rows @ self._leaning[layer, : rows.shape[1]]
 
     def move(self, sources: IntArray, targets: IntArray) -> None:
         """Let tokens lie in other slots from now on, as a cache does that closes its holes."""
         self._mass[:, targets] = self._mass[:, sources]
+        self._leaning[:, targets] = self._leaning[:, sources]
 
     def grounding(self, slots: IntArray) -> FloatArray:
         """Return G of tokens whose rows were absorbed in all layers; shape (len(slots),)."""
         values: FloatArray = self._mass[-1, slots, OUTSIDE]
         return values
 
+    def passages(self, slots: IntArray) -> FloatArray | None:
+        """Return what of G rests on each passage, shape (len(slots), P); None if none is read."""
+        return self._leaning[-1, slots] if self.spec.passages else None
+
     def commit(self, slots: IntArray) -> None:
         """Make a step's tokens part of the context."""
         self._mass[:, slots, OUTSIDE] = self._mass[:, slots, INSIDE]
+
+    def _membership(self, positions: Sequence[int] | IntArray | None) -> FloatArray:
+        """Return 1 where a token is of a passage, else 0; shape (tokens, P)."""
+        if positions is None:
+            raise EngineError("an engine that reads passages must tell its tokens' positions")
+        places = np.asarray(positions)
+        members = np.zeros((len(places), len(self.spec.passages)), dtype=np.float32)
+        for column, spans in zip(members.T, self.spec.passages, strict=True):
+            for start, end in spans:
+                column[(start <= places) & (places < end)] = 1.0
+        return members
 
 
 def rollout_reference(attention: FloatArray, context: int, spec: GroundingSpec) -> FloatArray:
@@ -148,8 +184,24 @@ def rollout_reference(attention: FloatArray, context: int, spec: GroundingSpec) 
     Returns:
         Grounding of the tokens after the context, shape (N - context,).
     """
+    rolled = _rolled_out(attention, spec)
+    mass: FloatArray = rolled[context:, :context].sum(axis=1).astype(np.float32)
+    return mass
+
+
+def passages_reference(attention: FloatArray, context: int, spec: GroundingSpec) -> FloatArray:
+    """Return what of `rollout_reference` rests on each passage, shape (N - context, P)."""
+    rolled = _rolled_out(attention, spec)[context:]
+    mass = [
+        sum((rolled[:, start:end].sum(axis=1) for start, end in spans), np.zeros(len(rolled)))
+        for spans in spec.passages
+    ]
+    return np.stack(mass, axis=1).astype(np.float32)
+
+
+def _rolled_out(attention: FloatArray, spec: GroundingSpec) -> npt.NDArray[np.float64]:
+    """Return R, shape (N, N)."""
     rolled = np.eye(attention.shape[-1], dtype=np.float64)
     for layer in attention:
         rolled = average_heads(layer, spec).astype(np.float64) @ rolled
-    mass: FloatArray = rolled[context:, :context].sum(axis=1).astype(np.float32)
-    return mass
+    return rolled
