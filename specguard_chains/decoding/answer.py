@@ -262,6 +262,7 @@ class Answer:
             phase=self._phase(candidate, ends=self._ends(candidate) is not None),
             critical=judgement.critical,
             reviews=tuple(self._reviews),
+            passages=candidate.reading.passage_shares,
         )
 
     def _phase(self, candidate: Candidate, *, ends: bool) -> Phase:

@@ -37,6 +37,9 @@ class Prompt:
     tools: Sequence[Mapping[str, Any]] = ()
     text: str | None = None
     """Raw text, continued as it stands; no template is applied to it."""
+    passages: Sequence[str] = ()
+    """Texts that stand in the prompt to the letter, such as what a search has found: readings say
+    how much rests on each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,13 @@ class Reading:
     """Attention mass that reaches the context before these tokens (ABGV); shape (T,), or one for
     each token of another model that read them. The last token of a candidate that was rejected
     early may lack it."""
+    passages: FloatArray | None = None
+    """What of the grounding rests on each of the prompt's passages: attention mass that reaches
+    the passage's tokens. Shape (tokens of grounding, P); None if none are read."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that no verdict can rest on."""
-        for signal in (self.logprobs, self.grounding):
+        for signal in (self.logprobs, self.grounding, self.passages):
             if signal is not None and not isfinite(float(signal.sum())):
                 raise EngineError("a model's signals are not finite numbers; its file is faulty")
 
@@ -67,6 +73,13 @@ class Reading:
         if self.grounding is None or self.grounding.size < min(self.logprobs.size, 1):
             return None
         return float(self.grounding.min(initial=1.0))
+
+    @property
+    def passage_shares(self) -> tuple[float, ...]:
+        """What rests on each passage, a mean over the tokens; () if no passages were read."""
+        if self.passages is None or not len(self.passages):
+            return ()
+        return tuple(self.passages.mean(axis=0).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +276,8 @@ class Engine(Protocol):
 
         Raises:
             ContextOverflowError: The prompt leaves no room for an answer.
-            ConfigurationError: The engine cannot hold a session to a constraint.
+            ConfigurationError: The engine cannot hold a session to a constraint, or a passage does
+                not stand in the prompt whose attention is read.
             AttentionUnavailableError: Grounding was asked of an engine that has none.
         """
         ...

@@ -9,7 +9,7 @@ the sessions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -48,9 +48,19 @@ class _Draft(Branch):
 
     step: StepWriter = field(kw_only=True)
     matcher: Matcher | None = field(kw_only=True)
+    passages: list[FloatArray] = field(default_factory=list, kw_only=True)
+    """What of each token's grounding rests on each passage, if that is read."""
 
     def __post_init__(self) -> None:
         self.tokens = self.step.tokens
+
+    def candidate(self, *, grounded: bool) -> Candidate:
+        """Return the step, once it has ended."""
+        candidate = self.step.candidate(grounded=grounded)
+        if not self.passages:
+            return candidate
+        reading = replace(candidate.reading, passages=np.stack(self.passages))
+        return replace(candidate, reading=reading)
 
 
 class LocalSession:
@@ -134,7 +144,7 @@ class LocalSession:
             rows = self._compute(live)
             if _reject_early(drafts, watch):
                 break
-        candidates = [draft.step.candidate(grounded=self._grounded) for draft in drafts]
+        candidates = [draft.candidate(grounded=self._grounded) for draft in drafts]
         return candidates if distinct == n else candidates * n
 
     @compute_thread.on_it
@@ -148,6 +158,7 @@ class LocalSession:
         self._branches = [branch]
         logprobs: list[float] = []
         grounding: list[float] = []
+        passages: list[FloatArray] = []
         for start in range(0, len(tokens), READ_BLOCK):
             block = tokens[start : start + READ_BLOCK]
             first = len(self._tokens) + start
@@ -155,6 +166,7 @@ class LocalSession:
             before = np.concatenate([logits[None], rows.logits[:-1]])
             logprobs += map(logprob, _allowed(before, block, matcher), block)
             grounding += [] if rows.grounding is None else rows.grounding.tolist()
+            passages += [] if rows.passages is None else [rows.passages]
             branch.tokens += block
             branch.computed += len(block)
             branch.logits = logits = rows.logits[-1].copy()
@@ -162,6 +174,7 @@ class LocalSession:
         return Reading(
             np.array(logprobs, dtype=np.float32),
             np.array(grounding, dtype=np.float32) if self._grounded else None,
+            np.concatenate(passages) if passages else None,
         )
 
     def fits(self, candidate: Candidate) -> bool:
@@ -254,6 +267,8 @@ class LocalSession:
             draft.computed = len(draft.tokens)
             if rows.grounding is not None:
                 draft.step.grounding.append(float(rows.grounding[i]))
+            if rows.passages is not None:
+                draft.passages.append(rows.passages[i])
             if draft.step.ending is not None:
                 draft.logits = rows.logits[i].copy()
         return [row for draft, row in zip(live, rows.logits, strict=True) if not draft.step.ending]
@@ -275,7 +290,7 @@ class LocalSession:
                 context=context,
                 all_logits=not context,
             )
-            return Rows(rows.logits[:, : self._n_tokens], rows.grounding)
+            return replace(rows, logits=rows.logits[:, : self._n_tokens])
         except BaseException:
             self._forget_branches()
             self._cache.keep(0, self._cached)

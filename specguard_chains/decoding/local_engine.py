@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from specguard_chains.decoding.cache import Cache, CachedSequence, Tokenizer, common_prefix
 from specguard_chains.decoding.constraint import Constraint, TokenTrie
@@ -13,6 +14,7 @@ from specguard_chains.decoding.fair_lock import FairLock
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.local import Process
 from specguard_chains.decoding.local_trees import TreeSession
+from specguard_chains.decoding.passages import locate
 from specguard_chains.errors import (
     AttentionUnavailableError,
     ConfigurationError,
@@ -69,9 +71,14 @@ class LocalEngine(Tokenizer, ABC):
 
         check()
         if grounding is not None and not self.capabilities.attention:
+            needing, else_ = (
+                ("passages need", "give no passages")
+                if prompt.passages
+                else ("grounding needs", "set confidence_weight=1")
+            )
             raise AttentionUnavailableError(
-                f"{self.name} does not give attention, which grounding needs; load it with "
-                "attention=True or set confidence_weight=1"
+                f"{self.name} does not give attention, which {needing}; load it with "
+                f"attention=True or {else_}"
             )
         tokens = self.encode(prompt)
         if not tokens:
@@ -81,6 +88,8 @@ class LocalEngine(Tokenizer, ABC):
                 f"the prompt has {len(tokens)} tokens and leaves no room in the context of "
                 f"{self.context_length}; raise n_ctx or shorten the prompt"
             )
+        if grounding is not None and prompt.passages:
+            grounding = replace(grounding, passages=locate(prompt.passages, tokens, self))
         matcher = None if constraint is None else self._trie().start(constraint)
         sequence = self._take_sequence(tokens, grounding)
         try:

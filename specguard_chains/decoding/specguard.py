@@ -68,9 +68,9 @@ class SpecGuardDecoder:
                 if proposal.judgement.verdict is Verdict.ACCEPTED:
                     step, source = proposal.candidate, Source.DRAFT
                 else:
-                    step, source = self._regenerate(target, answer), Source.TARGET
+                    step, source = self._regenerate(draft, target, answer), Source.TARGET
                 while answer.review(step, source, proposal) is Review.REGENERATE:
-                    step, source = self._regenerate(target, answer), Source.TARGET
+                    step, source = self._regenerate(draft, target, answer), Source.TARGET
                 yield answer.extend(step, source, proposal)
 
     def _propose(self, draft: Session, target: Session, answer: Answer) -> Proposal:
@@ -82,17 +82,25 @@ class SpecGuardDecoder:
             candidates = answer.sample(draft, Source.DRAFT, self.num_candidates, watch)
             chosen = self._choose(candidates)
         reading = self._read(candidates[chosen], target, answer)
+        candidates[chosen] = _with_passages(candidates[chosen], reading)
         situation = Situation(answer.request, answer.number, answer.text, draft, target)
         judgement = self.verifier.judge(candidates[chosen], reading, situation)
         if answer.is_critical(candidates[chosen]):
             judgement = replace(judgement, verdict=Verdict.REJECTED, critical=True)
         return Proposal(candidates, chosen, judgement)
 
-    def _regenerate(self, target: Session, answer: Answer) -> Candidate:
+    def _regenerate(self, draft: Session, target: Session, answer: Answer) -> Candidate:
         """Let the target write the step from the context, not from the draft's text."""
         with answer.ledger.charge(Source.TARGET, target):
             candidates = answer.sample(target, Source.TARGET, self.num_candidates)
-            return candidates[self._choose(candidates)]
+            step = candidates[self._choose(candidates)]
+        if not answer.request.prompt.passages or self._reader == "target" or draft is target:
+            return step
+        # The draft is about to read this step anyway; all steps' passages are told by one model.
+        if not draft.fits(step):
+            return step
+        with answer.ledger.charge(Source.DRAFT, draft, verify=True):
+            return _with_passages(step, draft.read(step))
 
     def _choose(self, candidates: list[Candidate]) -> int:
         """Select by self-consistency. After early rejection there is nothing to choose."""
@@ -104,18 +112,18 @@ class SpecGuardDecoder:
     def _read(self, chosen: Candidate, target: Session, answer: Answer) -> Reading:
         """Return the signals to judge by: the draft's own, the target's, or some of each."""
         own = chosen.reading
-        if not self._target_reads or chosen.ending is Ending.REJECTED_EARLY:
+        if not self._target_reads(answer.request) or chosen.ending is Ending.REJECTED_EARLY:
             return own
         with answer.ledger.charge(Source.TARGET, target, verify=True):
             read = target.read(chosen)
-        confidence, grounding = (
+        confidence, attention = (
             own if source == "draft" else read for source in (self.verify_with, self._reader)
         )
-        return Reading(confidence.logprobs, grounding.grounding)
+        return Reading(confidence.logprobs, attention.grounding, attention.passages)
 
     def _open(self, request: Request, stack: ExitStack) -> tuple[Session, Session]:
         """Open both sequences; a model that is draft and target at once has one."""
-        spec = self.grounding if self.verifier.needs_grounding else None
+        spec = self.grounding if self._reads_attention(request) else None
 
         def open_session(engine: Engine, *, reads: bool) -> Session:
             session = request.open(engine, spec if reads else None)
@@ -133,16 +141,24 @@ class SpecGuardDecoder:
     def _reader(self) -> VerifyWith:
         return self.grounding_from or self.verify_with
 
-    @property
-    def _target_reads(self) -> bool:
+    def _reads_attention(self, request: Request) -> bool:
+        """Whether somebody asks for grounding, or for the passages that a step leans on."""
+        return self.verifier.needs_grounding or bool(request.prompt.passages)
+
+    def _target_reads(self, request: Request) -> bool:
         """Whether the target computes a drafted step before it is judged."""
-        read_for_grounding = self.verifier.needs_grounding and self._reader == "target"
-        return self.verify_with == "target" or read_for_grounding
+        read_for_attention = self._reads_attention(request) and self._reader == "target"
+        return self.verify_with == "target" or read_for_attention
 
     @property
     def _rejects_early(self) -> bool:
         """Early rejection needs the signals while the draft is still writing."""
         return self.early_rejection and self.verify_with == "draft"
+
+
+def _with_passages(step: Candidate, read: Reading) -> Candidate:
+    """Return a step that tells of passages what a reading of it does."""
+    return replace(step, reading=replace(step.reading, passages=read.passages))
 
 
 def _check_signals(draft: Engine, target: Engine, verify_with: VerifyWith) -> None:

@@ -118,10 +118,12 @@ class HuggingFaceCache:
             )
         if context:
             self._commit(self._cells.used)
-        grounding = None
+        grounding = passages = None
         if self._rollout is not None and not context:
-            grounding = self._rollout.grounding(np.arange(first, self._cells.used))
-        return Rows(np.concatenate(logits) if all_logits and logits[1:] else logits[-1], grounding)
+            own = np.arange(first, self._cells.used)
+            grounding, passages = self._rollout.grounding(own), self._rollout.passages(own)
+        whole = np.concatenate(logits) if all_logits and logits[1:] else logits[-1]
+        return Rows(whole, grounding, passages)
 
     def keep(self, branch: int, length: int) -> None:
         """See `Cache.keep`. The kept path's cells close up behind the context."""
@@ -165,7 +167,7 @@ class HuggingFaceCache:
             self._members[cell, list(equal)] = 1
         coming = self._forward_pass(start, end, context=context)
         if self._rollout is not None:
-            self._rollout.begin(own, context=context)
+            self._rollout.begin(own, context=context, positions=positions)
         logits = self._model.forward(tokens, self._cells, coming, all_logits=all_logits)
         if self._rollout is not None:
             for layer, rows in coming.seen:

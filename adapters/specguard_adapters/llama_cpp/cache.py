@@ -83,7 +83,7 @@ class LlamaCppCache:
         cancelled = (self._cancelled or _never) if len(tokens) > ABORTABLE_TOKENS else None
         logits, cells = [], []
         for part in parts:
-            listener = self._listen(context)
+            listener = self._listen(positions[part], context)
             rows = self._context.decode(
                 tokens[part],
                 positions[part],
@@ -95,13 +95,15 @@ class LlamaCppCache:
             cells += listener.cells if listener else []
         if context:
             self._commit(positions[-1] + 1)
-        grounding = None
+        grounding = passages = None
         if self._rollout is not None and not context:
             placed = np.concatenate(cells)
             for cell, position, equal in zip(placed, positions, branches, strict=True):
                 self._cells[equal, position] = cell
             grounding = self._rollout.grounding(placed)
-        return Rows(np.concatenate(logits) if all_logits and parts[1:] else logits[-1], grounding)
+            passages = self._rollout.passages(placed)
+        whole = np.concatenate(logits) if all_logits and parts[1:] else logits[-1]
+        return Rows(whole, grounding, passages)
 
     def keep(self, branch: int, length: int) -> None:
         """See `Cache.keep`."""
@@ -118,7 +120,7 @@ class LlamaCppCache:
         """See `Cache.close`."""
         self._context.close()
 
-    def _listen(self, context: bool) -> _Listener | None:
+    def _listen(self, positions: Sequence[int], context: bool) -> _Listener | None:
         """Have the coming decode's attention rolled out."""
         tap = self._context.tap
         if tap is None:
@@ -126,7 +128,7 @@ class LlamaCppCache:
         if self._rollout is None:
             tap.listen(None)
             return None
-        listener = _Listener(self._rollout, context)
+        listener = _Listener(self._rollout, positions, context)
         n_layer = self._context.n_layer
         # Nothing looks at the context's values in the top layer.
         tap.listen(listener, range(n_layer - self._rollout.spec.layers, n_layer - context))
@@ -154,15 +156,17 @@ def _never() -> bool:
 class _Listener:
     """Feeds a rollout with the attention of one decode, and collects the cells of its tokens."""
 
-    def __init__(self, rollout: Rollout, context: bool) -> None:
+    def __init__(self, rollout: Rollout, positions: Sequence[int], context: bool) -> None:
         self._rollout = rollout
+        self._positions = iter(positions)
         self._context = context
         self.cells: list[IntArray] = []
         self.absorb = rollout.absorb
 
     def begin(self, cells: IntArray) -> None:
         self.cells.append(cells)
-        self._rollout.begin(cells, context=self._context)
+        positions = [next(self._positions) for _ in cells]
+        self._rollout.begin(cells, context=self._context, positions=positions)
 
 
 def read_attention(context: Context, tokens: Sequence[int], layers: range) -> FullAttention:
