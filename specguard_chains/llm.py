@@ -1,0 +1,353 @@
+"""The plain LangChain LLM, prompt text in and text out; each verified step is an event."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, ClassVar, cast
+
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForLLMRun,
+    CallbackManagerForLLMRun,
+    Callbacks,
+)
+from langchain_core.language_models import BaseLLM, LanguageModelInput
+from langchain_core.messages import BaseMessage, HumanMessage, get_buffer_string
+from langchain_core.outputs import Generation, GenerationChunk, LLMResult
+from langchain_core.rate_limiters import BaseRateLimiter
+from langchain_core.runnables import Runnable, RunnableConfig
+from pydantic import Field
+
+from specguard_chains.call import Call, refuse_secrets
+from specguard_chains.callbacks import adispatch, dispatch
+from specguard_chains.decoding.engine import Prompt
+from specguard_chains.decoding.steps import Step
+from specguard_chains.llm_runs import PromptRun, joined, prompt_runs
+from specguard_chains.messages import STEPS_KEY, to_template
+from specguard_chains.model_base import SpecGuardModel, usage
+
+
+class SpecGuardLLM(SpecGuardModel, BaseLLM):
+    r"""A plain LLM that drafts with a small model and rewrites only the steps that fail a check.
+
+    Setup:
+        Install the package with an engine; the models are fetched when they are first used.
+
+        .. code-block:: bash
+
+            pip install "specguard_chains[llama-cpp]"
+
+    Instantiate:
+        .. code-block:: python
+
+            from specguard_chains import SpecGuardLLM
+
+            llm = SpecGuardLLM()  # the text is continued as it stands
+            llm = SpecGuardLLM(chat_template=True)  # the text is what a user says to the model
+
+        All fields of `SpecGuardOptions` are parameters; ``model`` is another name for ``pair``.
+        An unknown parameter is an error.
+
+    Invoke:
+        .. code-block:: python
+
+            text = llm.invoke("The capital of France is", max_tokens=20)
+            texts = llm.batch(["1, 2, 3,", "a, b, c,"], stop=["\n"])
+
+        Any option can be overridden in a call or by ``bind``; ``stop=[]`` means no stop strings.
+        Caches tell calls with different options apart.
+
+    Stream:
+        One piece of text per verified step, and an empty one at the end.
+
+        .. code-block:: python
+
+            for text in llm.stream("The capital of France is"):
+                print(text, end="", flush=True)
+
+    Async:
+        .. code-block:: python
+
+            text = await asyncio.wait_for(llm.ainvoke("The capital of France is"), timeout=60)
+            async for text in llm.astream("The capital of France is"):
+                print(text, end="", flush=True)
+
+        The event loop stays free, and cancelling the task stops the model at its next token.
+
+    Step events:
+        Callback handlers get ``on_custom_event("specguard_step", step, run_id=...)`` for every
+        step, on every route, as an event of the prompt's own run, and ``on_llm_new_token`` with
+        the same step in the chunk. The steps are also in the result, and can be had without
+        LangChain's callbacks:
+
+        .. code-block:: python
+
+            generation = llm.generate(["The capital of France is"]).generations[0][0]
+            generation.generation_info["specguard_steps"][0]["verdict"]
+            for step in llm.steps("The capital of France is"):
+                print(step.source, step.score, step.text)
+
+    Usage:
+        .. code-block:: python
+
+            result = llm.generate(["The capital of France is"])
+            result.llm_output["token_usage"]  # of all prompts, by the target's tokenizer
+            result.generations[0][0].generation_info["specguard"]["acceptance_rate"]
+    """
+
+    of_a_call: ClassVar[frozenset[str]] = SpecGuardModel.of_a_call | {"chat_template"}
+
+    chat_template: bool = False
+    """True puts the prompt into the model's chat template as a message of the user, False lets the
+    model continue it as raw text."""
+    rate_limiter: BaseRateLimiter | None = Field(default=None, exclude=True)
+    """Asked before every answer that no cache has."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "specguard-llm"
+
+    @property
+    def _identifying_params(self) -> Mapping[str, Any]:
+        return {**super()._identifying_params, "chat_template": self.chat_template}
+
+    def get_num_tokens_from_messages(
+        self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
+    ) -> int:
+        """Return how many tokens the prompt has that LangChain makes of these messages."""
+        return len(self._tokens(self._prompt(get_buffer_string(messages))))
+
+    # Answers
+
+    def steps(
+        self, input: LanguageModelInput, *, stop: list[str] | None = None, **overrides: Any
+    ) -> Iterator[Step]:
+        """Yield the verified steps of an answer; no callbacks are called."""
+        yield from self._call(self._convert_input(input).to_string(), stop, overrides).steps()
+
+    async def asteps(
+        self, input: LanguageModelInput, *, stop: list[str] | None = None, **overrides: Any
+    ) -> AsyncIterator[Step]:
+        """Yield the verified steps of an answer; no callbacks are called."""
+        prompt = self._convert_input(input).to_string()
+        call = await asyncio.to_thread(self._call, prompt, stop, overrides)
+        async with aclosing(call.asteps()) as steps:
+            async for step in steps:
+                yield step
+
+    def _generate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        return joined(
+            [_result(list(self._stream(prompt, stop, run_manager, **kwargs))) for prompt in prompts]
+        )
+
+    async def _agenerate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        results = []
+        for prompt in prompts:
+            async with aclosing(self._astream(prompt, stop, run_manager, **kwargs)) as chunks:
+                results.append(_result([chunk async for chunk in chunks]))
+        return joined(results)
+
+    def _stream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[GenerationChunk]:
+        if self.rate_limiter is not None:
+            self.rate_limiter.acquire(blocking=True)
+        call = self._call(prompt, stop, kwargs)
+        steps = []
+        for step in call.steps():
+            steps.append(step)
+            if run_manager is not None:
+                dispatch(run_manager, step)
+            yield self._told(_step_chunk(step), run_manager)
+        yield self._told(_last_chunk(call, steps), run_manager)
+
+    async def _astream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncGenerator[GenerationChunk]:
+        if self.rate_limiter is not None:
+            await self.rate_limiter.aacquire(blocking=True)
+        call = await asyncio.to_thread(self._call, prompt, stop, kwargs)
+        steps = []
+        async with aclosing(call.asteps()) as decoded:
+            async for step in decoded:
+                steps.append(step)
+                if run_manager is not None:
+                    await adispatch(run_manager, step)
+                yield await self._atold(_step_chunk(step), run_manager)
+        yield await self._atold(_last_chunk(call, steps), run_manager)
+
+    def _told(
+        self, chunk: GenerationChunk, run_manager: CallbackManagerForLLMRun | None
+    ) -> GenerationChunk:
+        """Return a chunk of which the handlers know: LangChain does not tell them."""
+        if run_manager is not None and self.streaming is not False:
+            run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+        return chunk
+
+    async def _atold(
+        self, chunk: GenerationChunk, run_manager: AsyncCallbackManagerForLLMRun | None
+    ) -> GenerationChunk:
+        if run_manager is not None and self.streaming is not False:
+            await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+        return chunk
+
+    def _call(self, prompt: str, stop: list[str] | None, overrides: Mapping[str, Any]) -> Call:
+        """Return what is needed for one answer. Loads the models when they are first used."""
+        model = self._in_force(stop, overrides)
+        decoder = self._assembled.decoder(model)
+        return Call.of(decoder, model._prompt(prompt), model, timeout_s=model.timeout)
+
+    def _prompt(self, text: str) -> Prompt:
+        return (
+            Prompt(to_template([HumanMessage(text)])) if self.chat_template else Prompt(text=text)
+        )
+
+    # The entry points of LangChain: the options of a call become the model's own, since caches and
+    # traces look at those only, and each prompt gets a run of its own (see `llm_runs`)
+
+    def generate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        callbacks: Callbacks | list[Callbacks] | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        """See `BaseLLM.generate`."""
+        runs = prompt_runs(prompts, callbacks, kwargs)
+        model = self._called(stop, kwargs)
+        return joined([model._answer(run) for run in runs])
+
+    async def agenerate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        callbacks: Callbacks | list[Callbacks] | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        """See `BaseLLM.agenerate`."""
+        runs = prompt_runs(prompts, callbacks, kwargs)
+        model = self._called(stop, kwargs)
+        return joined([await model._aanswer(run) for run in runs])
+
+    def _answer(self, run: PromptRun) -> LLMResult:
+        return super().generate([run.prompt], self.stop, run.callbacks, **run.arguments)
+
+    async def _aanswer(self, run: PromptRun) -> LLMResult:
+        return await super().agenerate([run.prompt], self.stop, run.callbacks, **run.arguments)
+
+    def _called(self, stop: list[str] | None, overrides: Mapping[str, Any]) -> SpecGuardLLM:
+        refuse_secrets(overrides)
+        return self._in_force(stop, overrides)
+
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[str]:
+        """See `Runnable.batch`; one prompt's error does not become the others'."""
+        return Runnable.batch(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
+
+    async def abatch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[str]:
+        """See `Runnable.abatch`; one prompt's error does not become the others'."""
+        return await Runnable.abatch(
+            self, inputs, config, return_exceptions=return_exceptions, **kwargs
+        )
+
+    def stream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Iterator[str]:
+        """Yield the answer's text, one piece per verified step and an empty one at the end."""
+        model = self._called(stop, kwargs)
+        if model.streaming is False:
+            yield model.invoke(input, config)
+        else:
+            yield from super(SpecGuardLLM, model).stream(input, config, stop=model.stop)
+
+    async def astream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[str]:
+        """Yield the answer's text, one piece per verified step and an empty one at the end."""
+        model = self._called(stop, kwargs)
+        if model.streaming is False:
+            yield await model.ainvoke(input, config)
+            return
+        stream = super(SpecGuardLLM, model).astream(input, config, stop=model.stop)
+        async with aclosing(cast("AsyncGenerator[str]", stream)) as texts:
+            async for text in texts:
+                yield text
+
+
+def _step_chunk(step: Step) -> GenerationChunk:
+    return GenerationChunk(text=step.text, generation_info={STEPS_KEY: [step.to_dict()]})
+
+
+def _last_chunk(call: Call, steps: Sequence[Step]) -> GenerationChunk:
+    """Return the empty chunk that ends a stream: what the answer has cost, and how it ended.
+
+    Merging adds whole numbers up and refuses others, so both stand on this one chunk only.
+    """
+    info = {**call.metadata(steps), "usage_metadata": usage(steps, call.input_tokens)}
+    return GenerationChunk(text="", generation_info=info)
+
+
+def _result(chunks: Sequence[GenerationChunk]) -> LLMResult:
+    """Return the result of a prompt from the chunks of its answer."""
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole += chunk
+    info: builtins.dict[str, Any] = whole.generation_info or {}
+    spent = info["usage_metadata"]
+    return LLMResult(
+        generations=[[Generation(text=whole.text, generation_info=info)]],
+        llm_output={
+            "token_usage": {
+                "prompt_tokens": spent["input_tokens"],
+                "completion_tokens": spent["output_tokens"],
+                "total_tokens": spent["total_tokens"],
+            },
+            "model_name": info["model_name"],
+            "specguard": info["specguard"],
+        },
+    )
