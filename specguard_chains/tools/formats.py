@@ -45,7 +45,7 @@ HERMES = ToolFormat("hermes", "<tool_call>\n", "\n</tool_call>")
 LLAMA3 = ToolFormat("llama3", arguments="parameters", separator="; ")
 """Llama 3.1 and later: a bare object, sometimes after the control token <|python_tag|>."""
 
-MISTRAL = ToolFormat("mistral", style=CallStyle.LISTED)
+MISTRAL = ToolFormat("mistral", style=CallStyle.LISTED, separator=", ")
 """Mistral up to 2025: the control token [TOOL_CALLS] and a list."""
 
 MISTRAL_NAMED = ToolFormat("mistral-named", style=CallStyle.NAMED, separator="")
