@@ -11,7 +11,6 @@ step is one event with the run id, tags and metadata of the model's own run and,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -71,18 +70,27 @@ class LangGraphStepWriter(BaseCallbackHandler):
 
     Callback events and custom stream parts are different channels of LangGraph. Use it as
     `graph.stream(inputs, {"callbacks": [LangGraphStepWriter()]}, stream_mode="custom")`; each part
-    is a mapping with the keys event, run_id and data. Outside of a graph it does nothing.
+    is a mapping with the keys event, run_id and data. `graph.stream_events(version="v3")` shows
+    them with `transformers=[langgraph.stream.CustomTransformer]`. Outside of a graph it does
+    nothing.
     """
 
     run_inline = True  # the writer belongs to the context of the node
 
-    def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Write a step to the graph's stream."""
+    def __init__(self) -> None:
         from langgraph.config import get_stream_writer
 
-        if name == EVENT:
-            with suppress(RuntimeError):  # not in a graph
-                get_stream_writer()({"event": name, "run_id": str(run_id), "data": data})
+        self._get_writer = get_stream_writer
+
+    def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Write a step to the graph's stream."""
+        if name != EVENT:
+            return
+        try:
+            write = self._get_writer()
+        except (KeyError, RuntimeError):  # in a chain, or in nothing at all
+            return
+        write({"event": name, "run_id": str(run_id), "data": data})
 
 
 def tapped(
@@ -111,6 +119,8 @@ def atapped(
 
 class _TapState:
     """The handlers beside a tap, and what the tap has learnt about the runs in progress."""
+
+    raise_error = True  # of handlers that want it; LangChain has logged all others' errors
 
     def __init__(self, siblings: Sequence[BaseCallbackHandler], trace_steps: bool) -> None:
         self._siblings = list(siblings)

@@ -1,207 +1,139 @@
 """Step events: on every route, for every handler, once each, as events of the model's own run."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import gc
+from collections.abc import Callable, Iterator
 from typing import Any
-from uuid import UUID
 
 import pytest
-from langchain_core.callbacks import (
-    AsyncCallbackHandler,
-    BaseCallbackHandler,
-    CallbackManager,
-    get_usage_metadata_callback,
-)
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.caches import InMemoryCache
+from langchain_core.callbacks import CallbackManager, get_usage_metadata_callback
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
-from langgraph.graph import START, MessagesState, StateGraph
 
-from specguard_chains.callbacks import EVENT, LangGraphStepWriter
-from specguard_chains.messages import STEPS_KEY
-from tests.unit_tests import toy_chat
+from specguard_chains import callbacks
+from tests.unit_tests import routes, toy_chat
+from tests.unit_tests.routes import (
+    ASYNC,
+    MODELS,
+    ROUTES,
+    SHAPES,
+    AsyncHandler,
+    Handler,
+    Log,
+    collect,
+    passed,
+    prompts,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning"),
     pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainDeprecationWarning"),
 ]
 
-
-class Log:
-    """What a handler was told."""
-
-    def __init__(self) -> None:
-        self.model_runs: set[UUID] = set()
-        self.events: list[tuple[Any, UUID, Any, Any]] = []
-        self.order: list[str] = []
-        self.tokens = 0
-        self.ends = 0
-
-    def event(self, name: str, data: Any, run_id: UUID, tags: Any, metadata: Any) -> None:
-        assert name == EVENT
-        self.events.append((data, run_id, tags, metadata))
-        self.order.append(f"event {data['number']}")
+HandlerType = type[Handler] | type[AsyncHandler]
 
 
-class Handler(BaseCallbackHandler):
-    def __init__(self) -> None:
-        self.log = Log()
-
-    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **_: Any) -> Any:
-        self.log.model_runs.add(run_id)
-
-    def on_llm_new_token(self, token: Any, **_: Any) -> None:
-        self.log.tokens += 1
-
-    def on_llm_end(self, response: Any, **_: Any) -> None:
-        self.log.ends += 1
-
-    def on_custom_event(
-        self,
-        name: str,
-        data: Any,
-        *,
-        run_id: UUID,
-        tags: Any = None,
-        metadata: Any = None,
-        **_: Any,
-    ) -> None:
-        self.log.event(name, data, run_id, tags, metadata)
-
-
-class AsyncHandler(AsyncCallbackHandler):
-    def __init__(self) -> None:
-        self.log = Log()
-
-    async def on_chat_model_start(
-        self, serialized: Any, messages: Any, *, run_id: UUID, **_: Any
-    ) -> Any:
-        self.log.model_runs.add(run_id)
-
-    async def on_llm_new_token(self, token: Any, **_: Any) -> None:
-        self.log.tokens += 1
-
-    async def on_llm_end(self, response: Any, **_: Any) -> None:
-        self.log.ends += 1
-
-    async def on_custom_event(
-        self,
-        name: str,
-        data: Any,
-        *,
-        run_id: UUID,
-        tags: Any = None,
-        metadata: Any = None,
-        **_: Any,
-    ) -> None:
-        self.log.event(name, data, run_id, tags, metadata)
-
-
-async def collect(items: AsyncIterator[Any]) -> list[Any]:
-    return [item async for item in items]
-
-
-Route = Callable[[Runnable[Any, Any], RunnableConfig], Any]
-
-
-async def _astream_v3(r: Runnable[Any, Any], c: RunnableConfig) -> list[Any]:
-    stream: Any = await r.astream_events("hi", c, version="v3")  # type: ignore[misc]
-    events = await collect(stream)
-    await asyncio.sleep(0.01)  # on_llm_end follows the last event
-    return events
-
-
-SYNC: dict[str, Route] = {
-    "invoke": lambda r, c: r.invoke("hi", c),
-    "stream": lambda r, c: list(r.stream("hi", c)),
-    "batch": lambda r, c: r.batch(["hi", "yo"], c),
-    "stream_events_v3": lambda r, c: list(r.stream_events("hi", c, version="v3")),  # type: ignore[attr-defined]
-}
-ASYNC: dict[str, Callable[[Runnable[Any, Any], RunnableConfig], Awaitable[Any]]] = {
-    "ainvoke": lambda r, c: r.ainvoke("hi", c),
-    "astream": lambda r, c: collect(r.astream("hi", c)),
-    "abatch": lambda r, c: r.abatch(["hi", "yo"], c),
-    "astream_events_v1": lambda r, c: collect(r.astream_events("hi", c, version="v1")),
-    "astream_events_v2": lambda r, c: collect(r.astream_events("hi", c, version="v2")),
-    "astream_events_v3": _astream_v3,
-}
-ROUTES: dict[str, Route] = SYNC | {
-    name: lambda r, c, route=route: asyncio.run(route(r, c))  # type: ignore[misc]
-    for name, route in ASYNC.items()
-}
-
-
-def passed(value: Any) -> Any:
-    return value
-
-
-SHAPES: dict[str, Callable[[Runnable[Any, Any]], Runnable[Any, Any]]] = {
-    "top": lambda m: m,
-    "chain": lambda m: RunnableLambda(passed) | m | RunnableLambda(passed),
-    "bound": lambda m: m.bind(stop=["x"]).with_config(tags=["z"]),
-}
-
-
-@pytest.mark.parametrize("handler_type", [Handler, AsyncHandler])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("route", ROUTES)
-def test_peers_074_every_step_arrives_once_on_every_route(
-    route: str, shape: str, handler_type: type[Handler] | type[AsyncHandler]
-) -> None:
-    if shape == "chain" and route.endswith("events_v3"):
-        pytest.skip("a chain has no v3 events in this version")
-    handler = handler_type()
-    runnable = SHAPES[shape](toy_chat.pair())
-    config: RunnableConfig = {"callbacks": [handler], "tags": ["t"], "metadata": {"k": 1}}
-    ROUTES[route](runnable, config)
-    log = handler.log
-    prompts = 2 if "batch" in route else 1
-    assert len(log.model_runs) == prompts
-    assert log.ends == prompts
+def check(log: Log, expected_runs: int) -> None:
+    """Every run of the model has reported each of its three steps once, in order."""
+    assert len(set(log.model_runs)) == len(log.model_runs) == expected_runs
+    assert log.ends == expected_runs
+    assert not log.errors
     for run_id in log.model_runs:
-        assert [e[0]["number"] for e in log.events if e[1] == run_id] == [1, 2, 3]
-    assert len(log.events) == 3 * prompts
-    for data, _, tags, metadata in log.events:
-        assert data["source"] in ("draft", "target")
-        assert {"k", "ls_provider", "ls_model_name"} <= metadata.keys()
-        assert shape == "chain" or {"t"} <= set(tags)
+        assert log.numbers(run_id) == [1, 2, 3]
+    assert len(log.events) == 3 * expected_runs
+    for data, _, _, metadata in log.events:
+        assert data["source"] == ("target" if data["number"] == 2 else "draft")
+        assert {"ls_provider", "ls_model_name"} <= metadata.keys()
+
+
+# The matrix: routes, shapes, handlers, models
+
+
+@pytest.mark.parametrize("given", ["sync", "async", "constructor"])
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("model", MODELS)
+def test_peers_074_every_step_arrives_once_on_every_route(
+    model: str, shape: str, route: str, given: str
+) -> None:
+    handler: Any = AsyncHandler() if given == "async" else Handler()
+    own = given == "constructor"
+    runnable = SHAPES[shape](MODELS[model](callbacks=[handler] if own else None))
+    config = {} if own else RunnableConfig(callbacks=[handler], tags=["t"], metadata={"k": 1})
+    if route.endswith("events_v3") and routes.without_v3(shape):
+        with pytest.raises(NotImplementedError, match="v3"):
+            ROUTES[route](runnable, routes.value(shape), config)
+        return
+    ROUTES[route](runnable, routes.value(shape), config)
+    check(handler.log, prompts(route))
+    for _, _, tags, metadata in handler.log.events:
+        assert own or metadata["k"] == 1
+        assert own or "t" in tags
 
 
 @pytest.mark.parametrize("handler_type", [Handler, AsyncHandler])
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("route", ["generate", "agenerate", "generate_prompt", "agenerate_prompt"])
+@pytest.mark.parametrize("model", MODELS)
 def test_every_prompt_of_generate_has_its_own_events(
-    handler_type: type[Handler] | type[AsyncHandler], asynchronous: bool
+    model: str, route: str, handler_type: HandlerType
 ) -> None:
-    handler, model = handler_type(), toy_chat.pair()
-    prompts = [[HumanMessage("a")], [HumanMessage("b")]]
-    if asynchronous:
-        asyncio.run(model.agenerate(prompts, callbacks=[handler]))
-    else:
-        model.generate(prompts, callbacks=[handler])
-    runs = [run_id for _, run_id, _, _ in handler.log.events]
-    assert sorted(map(runs.count, handler.log.model_runs)) == [3, 3]
+    handler, asked = handler_type(), MODELS[model]()
+    inputs: list[Any] = [asked._convert_input(text) for text in ("a", "b")]
+    if not route.endswith("prompt"):
+        inputs = [i.to_messages() if model == "chat" else i.to_string() for i in inputs]
+    result = getattr(asked, route)(inputs, callbacks=[handler])
+    if route.startswith("a"):
+        asyncio.run(result)
+    check(handler.log, 2)
 
 
-@pytest.mark.parametrize("route", ["invoke", "stream", "ainvoke", "astream"])
-def test_handlers_of_the_constructor_get_the_events(route: str) -> None:
-    handler = Handler()
-    ROUTES[route](toy_chat.pair(callbacks=[handler]), {})
-    assert len(handler.log.events) == 3
-
-
-@pytest.mark.parametrize("route", ["invoke", "stream", "ainvoke", "astream"])
-@pytest.mark.parametrize("streaming", [True, False])
-def test_events_do_not_depend_on_whether_streaming_is_set(route: str, streaming: bool) -> None:
-    for model in (toy_chat.pair(streaming=streaming), toy_chat.pair(disable_streaming=True)):
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("streaming", [True, False, None])
+@pytest.mark.parametrize("model", MODELS)
+def test_events_do_not_depend_on_whether_streaming_is_set(
+    model: str, streaming: bool | None, route: str
+) -> None:
+    for options in ({"streaming": streaming}, {"disable_streaming": True}):
+        if not options.keys() <= type(MODELS[model]()).model_fields.keys():
+            continue
         handler = Handler()
-        ROUTES[route](model, {"callbacks": [handler]})
-        assert [e[0]["number"] for e in handler.log.events] == [1, 2, 3]
+        ROUTES[route](MODELS[model](**options), "hi", {"callbacks": [handler]})
+        check(handler.log, prompts(route))
 
 
-def test_a_ready_callback_manager_works_too() -> None:
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("model", MODELS)
+def test_handlers_of_all_places_get_the_events_together(model: str, route: str) -> None:
+    handlers: list[Any] = [Handler(), AsyncHandler(), Handler()]
+    asked = MODELS[model](callbacks=[handlers[0]])
+    bound = asked.with_config(callbacks=[handlers[1]])
+    ROUTES[route](bound, "hi", {"callbacks": [handlers[2]]})
+    for handler in handlers:
+        check(handler.log, prompts(route))
+
+
+@pytest.mark.parametrize("route", ["invoke", "stream", "astream"])
+def test_a_ready_callback_manager_works_too_and_stays_as_it_is(route: str) -> None:
     handler = Handler()
-    list(toy_chat.pair().stream("hi", {"callbacks": CallbackManager([handler])}))
-    assert len(handler.log.events) == 3
+    manager = CallbackManager([handler])
+    for _ in range(2):
+        ROUTES[route](routes.chat(), "hi", {"callbacks": manager})
+    check(handler.log, 2)
+    assert manager.handlers == [handler]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_an_answer_from_the_cache_was_reported_when_it_was_written(route: str) -> None:
+    model, handler = routes.chat(cache=InMemoryCache(), seed=1), Handler()
+    model.invoke("hi")
+    ROUTES[route](model, "hi", {"callbacks": [handler]})
+    from_cache = route.endswith(("invoke", "batch", "batch_as_completed"))  # LangChain's rule
+    assert len(handler.log.events) == (0 if from_cache else 3)
+    assert handler.log.ends == prompts(route)
+
+
+# Tokens, order, owners
 
 
 def test_peers_003_and_005_every_chunk_is_one_new_token() -> None:
@@ -239,12 +171,16 @@ def test_peers_075_events_belong_to_the_model_and_not_to_a_neighbour() -> None:
     assert len(root.child_runs) == 3
 
 
-async def test_events_are_in_astream_events_with_the_run_of_the_model() -> None:
-    events = await collect(toy_chat.pair().astream_events("hi", version="v2"))
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "a fallback"])
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_events_are_in_astream_events_with_the_run_of_the_model(shape: str, version: Any) -> None:
+    runnable, value = SHAPES[shape](routes.chat()), routes.value(shape)
+    events = asyncio.run(collect(runnable.astream_events(value, version=version)))
     custom = [event for event in events if event["event"] == "on_custom_event"]
     starts = {event["run_id"] for event in events if event["event"] == "on_chat_model_start"}
-    assert [event["data"]["number"] for event in custom] == [1, 2, 3]
-    assert {event["run_id"] for event in custom} == starts
+    if version == "v2":  # v1 knows no custom events
+        assert [event["data"]["number"] for event in custom] == [1, 2, 3]
+        assert {event["run_id"] for event in custom} == starts
 
 
 def test_usage_is_counted_once() -> None:
@@ -257,14 +193,36 @@ def test_usage_is_counted_once() -> None:
     assert total["output_tokens"] == 2 * message.usage_metadata["output_tokens"]
 
 
-def test_a_handler_that_fails_does_not_stop_the_answer(caplog: pytest.LogCaptureFixture) -> None:
+# Handlers that fail, ask and count
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_handler_that_fails_does_not_stop_the_answer(
+    route: str, caplog: pytest.LogCaptureFixture
+) -> None:
     class Broken(Handler):
         def on_custom_event(self, *_: Any, **__: Any) -> None:
             raise RuntimeError("broken handler")
 
-    for route in ("invoke", "stream"):
-        ROUTES[route](toy_chat.pair(), {"callbacks": [Broken()]})
+    other = Handler()
+    ROUTES[route](routes.chat(), "hi", {"callbacks": [Broken(), other]})
     assert "broken handler" in caplog.text
+    check(other.log, prompts(route))
+
+
+@pytest.mark.parametrize("route", ["invoke", "stream", "ainvoke", "astream"])
+def test_a_handler_that_must_not_fail_ends_the_answer_and_the_model_goes_on(route: str) -> None:
+    class Strict(Handler):
+        raise_error = True
+
+        def on_custom_event(self, *_: Any, **__: Any) -> None:
+            raise RuntimeError("strict handler")
+
+    model, other = routes.chat(), Handler()
+    with pytest.raises(RuntimeError, match="strict handler"):
+        ROUTES[route](model, "hi", {"callbacks": [Strict(), other]})
+    assert model.invoke("hi").text == "a\n\nb\n\nc"
+    assert other.log.errors == 1
 
 
 def test_peers_063_async_handlers_of_async_routes_run_on_the_callers_loop() -> None:
@@ -275,10 +233,9 @@ def test_peers_063_async_handlers_of_async_routes_run_on_the_callers_loop() -> N
             loops.add(id(asyncio.get_running_loop()))
 
     async def consume() -> int:
-        model, config = toy_chat.pair(), RunnableConfig(callbacks=[Watching()])
-        await model.ainvoke("hi", config)
-        await collect(model.astream("hi", config))
-        await collect(model.astream_events("hi", config, version="v2"))
+        config = RunnableConfig(callbacks=[Watching()])
+        for route in ASYNC.values():
+            await route(routes.chat(), "hi", config)
         return id(asyncio.get_running_loop())
 
     own = asyncio.run(consume())
@@ -294,93 +251,44 @@ def test_a_handler_may_ask_the_same_model() -> None:
             answers.append(model.invoke("what now?").text)
 
     for route in ("invoke", "stream"):
-        ROUTES[route](model, {"callbacks": [Asking()]})
+        ROUTES[route](model, "hi", {"callbacks": [Asking()]})
     assert len(answers) == 6
 
 
-# LangGraph
+@pytest.mark.parametrize("route", ["stream", "astream"])
+def test_what_is_known_of_a_run_is_forgotten_at_its_end(route: str) -> None:
+    taps: list[Any] = []
+
+    class Looking(Handler):
+        def on_custom_event(self, *_: Any, **__: Any) -> None:
+            kinds = (callbacks._Tap, callbacks._AsyncTap)
+            taps.extend(found for found in gc.get_objects() if isinstance(found, kinds))
+
+    ROUTES[route](routes.chat(), "hi", {"callbacks": [Looking()]})
+    assert taps
+    assert not any(tap._runs for tap in taps)
 
 
-def graph(node: Callable[..., Any]) -> Any:
-    builder = StateGraph(MessagesState)
-    builder.add_node("model", node)
-    builder.add_edge(START, "model")
-    return builder.compile()
+Consumer = Callable[[Runnable[Any, Any], RunnableConfig], Any]
 
 
-def invoking(model: Any) -> Callable[[MessagesState], Any]:
-    return lambda state: {"messages": [model.invoke(state["messages"])]}
+def leave(model: Runnable[Any, Any], config: RunnableConfig) -> None:
+    stream = model.stream("hi", config)
+    next(stream)
+    del stream
 
 
-def streaming(model: Any) -> Callable[[MessagesState], Any]:
-    def node(state: MessagesState) -> Any:
-        chunks = list(model.stream(state["messages"]))
-        return {"messages": [sum(chunks[1:], start=chunks[0])]}
+def aleave(model: Runnable[Any, Any], config: RunnableConfig) -> None:
+    async def run() -> None:
+        async for _ in model.astream("hi", config):
+            break
 
-    return node
-
-
-def ainvoking(model: Any) -> Callable[[MessagesState], Any]:
-    async def node(state: MessagesState) -> Any:
-        return {"messages": [await model.ainvoke(state["messages"])]}
-
-    return node
+    asyncio.run(run())
 
 
-def astreaming(model: Any) -> Callable[[MessagesState], Any]:
-    async def node(state: MessagesState) -> Any:
-        chunks = await collect(model.astream(state["messages"]))
-        return {"messages": [sum(chunks[1:], start=chunks[0])]}
-
-    return node
-
-
-SYNC_NODES = {"invoke": invoking, "stream": streaming}
-ASYNC_NODES = {"ainvoke": ainvoking, "astream": astreaming}
-INPUT = {"messages": [HumanMessage("hi")]}
-
-
-@pytest.mark.parametrize("node", SYNC_NODES)
-def test_peers_076_steps_in_the_custom_stream_of_a_graph(node: str) -> None:
+@pytest.mark.parametrize("consumer", [leave, aleave])
+def test_who_leaves_early_has_seen_no_more_events_than_steps(consumer: Consumer) -> None:
     handler = Handler()
-    compiled = graph(SYNC_NODES[node](toy_chat.pair()))
-    config = {"callbacks": [handler, LangGraphStepWriter()]}
-    parts = list(compiled.stream(INPUT, config, stream_mode="custom"))
-    assert [part["data"]["number"] for part in parts] == [1, 2, 3]
-    assert {part["run_id"] for part in parts} == {str(run) for run in handler.log.model_runs}
-    assert all(e[3]["langgraph_node"] == "model" for e in handler.log.events)
-
-
-@pytest.mark.parametrize("node", ASYNC_NODES)
-async def test_peers_077_steps_in_the_custom_stream_of_an_async_graph(node: str) -> None:
-    handler = Handler()
-    compiled = graph(ASYNC_NODES[node](toy_chat.pair()))
-    config = {"callbacks": [handler, LangGraphStepWriter()]}
-    parts = await collect(compiled.astream(INPUT, config, stream_mode="custom"))
-    assert [part["data"]["number"] for part in parts] == [1, 2, 3]
-    assert len(handler.log.events) == 3
-
-
-def test_the_writer_does_nothing_outside_of_a_graph(caplog: pytest.LogCaptureFixture) -> None:
-    toy_chat.pair().invoke("hi", {"callbacks": [LangGraphStepWriter()]})
-    assert "Error" not in caplog.text
-
-
-@pytest.mark.parametrize("node", SYNC_NODES)
-def test_peers_008_a_graph_streams_each_message_once(node: str) -> None:
-    handler = Handler()
-    compiled = graph(SYNC_NODES[node](toy_chat.pair()))
-    parts = list(compiled.stream(INPUT, {"callbacks": [handler]}, stream_mode="messages"))
-    chunks = [chunk for chunk, _ in parts if isinstance(chunk, AIMessage)]
-    assert len({chunk.id for chunk in chunks}) == 1
-    assert "".join(chunk.text for chunk in chunks) == "One a.\n\nDos b.\n\nThree c."
-    steps = [step for chunk in chunks for step in chunk.additional_kwargs.get(STEPS_KEY, [])]
-    assert [step["number"] for step in steps] == [1, 2, 3]
-    assert len(handler.log.events) == 3
-
-
-@pytest.mark.parametrize("mode", ["updates", "values", "messages", ["messages", "custom"]])
-def test_a_graphs_stream_mode_does_not_change_the_events(mode: Any) -> None:
-    handler = Handler()
-    list(graph(invoking(toy_chat.pair())).stream(INPUT, {"callbacks": [handler]}, stream_mode=mode))
-    assert [e[0]["number"] for e in handler.log.events] == [1, 2, 3]
+    consumer(routes.chat(), {"callbacks": [handler]})
+    assert [data["number"] for data, _, _, _ in handler.log.events] == [1]
+    assert handler.log.ends + handler.log.errors == 1
