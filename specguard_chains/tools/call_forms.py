@@ -95,7 +95,7 @@ class CallForms:
         body = text[at:]
         possible = _is_object(body) if marked else may_become_call(body, self.names)
         if possible is None and last:  # cut off; was a call meant?
-            possible = marked or bool(_NAMED_OBJECT.match(body))
+            possible = marked = marked or bool(_NAMED_OBJECT.match(body))
         if not possible:
             return Undecided.OPEN if possible is None else Undecided.TEXT
         region = json_region(text, at, last=last)

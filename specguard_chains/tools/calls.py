@@ -165,4 +165,6 @@ def _fragments(text: str) -> tuple[str | None, str]:
 
 
 def _dumped(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    """Return JSON in plain characters; half of a surrogate pair is none and is replaced."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -59,7 +59,8 @@ class StructureFilter:
         return merged(parts)
 
     def _before_json(self, last: bool) -> list[Part]:
-        begin = _FENCED.search(self._held) or (None if self._given else _ALONE.match(self._held))
+        alone = None if self._given else _ALONE.match(self._held)
+        begin = alone or _FENCED.search(self._held)
         if begin:
             reasoning, self._held = self._held[: begin.start()], self._held[begin.end() :]
             parts = self._reasoning(reasoning.rstrip())
