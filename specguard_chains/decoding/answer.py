@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Literal
@@ -48,6 +49,18 @@ class Proposal:
     def candidate(self) -> Candidate:
         """The selected one."""
         return self.candidates[self.chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class _Outlook:
+    """What a candidate would make of the answer, as far as is known before it is appended."""
+
+    text: str
+    """What is certain of the answer then, beyond what is certain now."""
+    finish_reason: FinishReason | None
+    """Room in a context is counted in the candidate's own tokens here."""
+    phase: Phase
+    cutter: StopCutter
 
 
 FREE, NO_TIME = StepTokens(), StepSeconds()
@@ -120,7 +133,7 @@ class Answer:
         self._sessions = tuple(dict.fromkeys(sessions))
         self._shape = shape
         self._cutter = StopCutter(request.stop)
-        self._place = SectionTracker(
+        self._place = SectionTracker(  # of the step in progress
             request.sections,
             request.opened,
             memory=max((len(stop) - 1 for stop in request.stop), default=0),
@@ -149,6 +162,7 @@ class Answer:
             preceding=self._place.tail,
             sections=self.request.sections,
             inside=self._place.inside,
+            marks_from=self._place.marks_from,
         )
 
     def sample(
@@ -171,9 +185,10 @@ class Answer:
         """Whether the step is the target's to write, as a candidate or the place so far shows."""
         if self.request.critical_steps == "verify":
             return False
-        if candidate is None:
-            return self._place.inside is not None and self._place.inside.phase in CRITICAL
-        return self._phase(candidate, ends=candidate.ends_sequence) in CRITICAL
+        if candidate is not None:
+            return self._outlook(candidate).phase in CRITICAL
+        inside = self._place.inside
+        return self._reasoned if inside is None else inside.phase in CRITICAL
 
     def review(self, candidate: Candidate, source: Source, proposal: Proposal) -> Review:
         """Return what the request's reviewer says of a version of the step.
@@ -183,8 +198,9 @@ class Answer:
         """
         if self.request.review is None:
             return Review.KEEP
-        shown = self._step(candidate.text, candidate, source, proposal)
-        said = self.request.review(replace(shown, finish_reason=self._ends(candidate)))
+        outlook = self._outlook(candidate)
+        shown = self._step(outlook, candidate, source, proposal)
+        said = self.request.review(replace(shown, finish_reason=outlook.finish_reason))
         try:
             self._reviews.append(Review(said))
         except ValueError:
@@ -199,22 +215,23 @@ class Answer:
 
         The step tells of the proposal, whoever wrote the candidate in the end.
         """
+        outlook = self._outlook(candidate)
         fits = all(session.fits(candidate) for session in self._sessions)
         if fits:
             for session in self._sessions:
                 session.accept(candidate)
         self._tokens += len(candidate.tokens)
-        exhausted = not fits or self._tokens_left() < 1
-        ended = candidate.ends_sequence or self._reviews[-1:] == [Review.STOP]
-        released = self._cutter.add(candidate.text, last=ended or exhausted)
-        if ended or self._cutter.stopped:
+        self._cutter, self.finish_reason = outlook.cutter, None
+        if outlook.finish_reason is FinishReason.STOP or self._reviews[-1:] == [Review.STOP]:
             self.finish_reason = FinishReason.STOP
-        elif exhausted:
+        elif not fits or self._tokens_left() < 1:
             self.finish_reason = FinishReason.LENGTH
         if source is Source.DRAFT:
             self.ledger.count(source, "kept", len(candidate.tokens))
-        step = self._step(released, candidate, source, proposal, *self.ledger.settle())
-        step = self._stopped(replace(step, finish_reason=self.finish_reason))
+        step = self._step(outlook, candidate, source, proposal, *self.ledger.settle())
+        if not self.finished and self.request.stop_when is not None:
+            self.finish_reason = FinishReason.STOP if self.request.stop_when(step) else None
+        step = self._finished(step)
         self.text += step.text
         self.number += 1
         self._place.add(candidate.text)
@@ -222,19 +239,29 @@ class Answer:
         self._reviews = []
         return step
 
-    def _stopped(self, step: Step) -> Step:
-        """Return a step as the answer's last one, if the request stops after it."""
-        wanted = self.request.stop_when
-        if self.finished or wanted is None or not wanted(step):
-            return step
-        self.finish_reason = FinishReason.STOP
-        text = step.text + self._cutter.add("", last=True)
-        span = (step.span[0], step.span[0] + len(text))
+    def _outlook(self, candidate: Candidate) -> _Outlook:
+        """Return what a candidate would make of the answer."""
+        cutter = copy(self._cutter)
+        text, reason = cutter.add(candidate.text, last=candidate.ends_sequence), None
+        if candidate.ends_sequence or cutter.stopped:
+            reason = FinishReason.STOP
+        elif len(candidate.tokens) >= self._tokens_left():
+            reason = FinishReason.LENGTH
+        phase = phase_within(self.boundary(), candidate.text)
+        if phase is None:  # outside of sections, the answer comes last
+            phase = Phase.ANSWER if reason or self._reasoned else Phase.REASONING
+        return _Outlook(text, reason, phase, cutter)
+
+    def _finished(self, step: Step) -> Step:
+        """Return a step with the reason why the answer ends with it, if it does."""
+        held = self._cutter.add("", last=True) if self.finished else ""
+        text, (start, end) = step.text + held, step.span
+        span = (start, end + len(held))
         return replace(step, text=text, span=span, finish_reason=self.finish_reason)
 
     def _step(
         self,
-        text: str,
+        outlook: _Outlook,
         candidate: Candidate,
         source: Source,
         proposal: Proposal,
@@ -244,7 +271,7 @@ class Answer:
         judgement = proposal.judgement
         return Step(
             number=self.number,
-            text=text,
+            text=outlook.text,
             source=source,
             verdict=judgement.verdict,
             score=judgement.score,
@@ -257,24 +284,18 @@ class Answer:
             candidates=tuple(other.text for other in proposal.candidates),
             tokens=tokens,
             seconds=seconds,
-            span=(len(self.text), len(self.text) + len(text)),
+            span=(len(self.text), len(self.text) + len(outlook.text)),
             answer_tokens=len(candidate.tokens),
-            phase=self._phase(candidate, ends=self._ends(candidate) is not None),
+            phase=outlook.phase,
             critical=judgement.critical,
             reviews=tuple(self._reviews),
             passages=candidate.reading.passage_shares,
         )
 
-    def _phase(self, candidate: Candidate, *, ends: bool) -> Phase:
-        """Return the phase of the step's section; outside of sections, the answer comes last."""
-        within = phase_within(self.boundary(), candidate.text)
-        if within is not None:
-            return within
-        return Phase.ANSWER if ends or Phase.REASONING in self._place.seen else Phase.REASONING
-
-    def _ends(self, candidate: Candidate) -> FinishReason | None:
-        """Return why the answer ends with a candidate, as far as is known."""
-        return FinishReason.STOP if candidate.ends_sequence else self.finish_reason
+    @property
+    def _reasoned(self) -> bool:
+        """Whether there was a section of reasoning: what follows is the answer."""
+        return Phase.REASONING in self._place.seen
 
     def _room(self) -> int:
         return min(session.room for session in self._sessions)

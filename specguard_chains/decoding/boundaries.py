@@ -40,10 +40,10 @@ class Section:
     opening: str
     """A step that has text before it ends with it."""
     closing: str
-    """A step ends with it; "" if the section lasts to the end of the answer."""
+    """A step ends with it, unless the section is whole; "" if that lasts to the answer's end."""
     phase: Phase
     whole: bool = False
-    """It is one step, whatever delimiters are in it."""
+    """No delimiter and no end of it cuts a step: what follows up to the next cut belongs to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,8 @@ class Boundary:
     """Parts of the answer whose marks end steps."""
     inside: Section | None = None
     """The one in which the step begins."""
+    marks_from: int = 0
+    """Where in `preceding` marks may begin: what is before it belongs to the last mark."""
 
 
 class StepText:
@@ -86,6 +88,7 @@ class StepText:
         self.text = ""
         self._boundary = boundary
         self._inside = boundary.inside
+        self._marks_from = boundary.marks_from
         self._tokens = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._decoder.decode(dangling)
@@ -106,15 +109,18 @@ class StepText:
         return any(stop in text[-(grown + len(stop) - 1) :] for stop in self._boundary.stop)
 
     def _completes_section(self, grown: int) -> bool:
-        """Whether a section ends with the text, or begins with it after other text."""
+        """Whether the step ends with a mark: a section's end, or its beginning after other text."""
+        begins = len(self._boundary.preceding)
         text = self._boundary.preceding + self.text
-        mark = next_mark(text, len(text) - grown, self._boundary.sections, self._inside)
-        if mark is None:
-            return False
-        if self._inside is not None:
-            return True
-        self._inside = mark.section
-        return bool(text[len(self._boundary.preceding) : mark.start].strip())
+        grown_from = len(text) - grown
+        sections = self._boundary.sections
+        while mark := next_mark(text, grown_from, sections, self._inside, self._marks_from):
+            if self._inside is None and text[begins : mark.start].strip():
+                return True
+            if self._inside is not None and not self._inside.whole:
+                return True
+            self._inside, self._marks_from = mark.section, mark.end
+        return False
 
     def _completes_delimiter(self, grown: int) -> bool:
         """Whether there is a delimiter after the first visible character: blank is no step."""
@@ -137,7 +143,11 @@ class Mark:
 
 
 def next_mark(
-    text: str, grown_from: int, sections: Sequence[Section], inside: Section | None
+    text: str,
+    grown_from: int,
+    sections: Sequence[Section],
+    inside: Section | None,
+    marks_from: int = 0,
 ) -> Mark | None:
     """Return the first mark that is complete after `text[:grown_from]`, None if there is none.
 
@@ -146,6 +156,7 @@ def next_mark(
         grown_from: How much of it was there before; marks within that are over.
         sections: Whose marks are looked for, outside of a section.
         inside: The section that the text is in; then its end is looked for.
+        marks_from: Where a mark may begin: marks do not overlap.
     """
     wanted = (
         [(inside.closing, None)] if inside else [(section.opening, section) for section in sections]
@@ -153,7 +164,7 @@ def next_mark(
     found = [
         Mark(start, start + len(mark), section)
         for mark, section in wanted
-        if mark and (start := text.find(mark, max(grown_from - len(mark) + 1, 0))) >= 0
+        if mark and (start := text.find(mark, max(grown_from - len(mark) + 1, marks_from))) >= 0
     ]
     return min(found, key=lambda mark: (mark.end, mark.start), default=None)
 
@@ -169,19 +180,21 @@ class SectionTracker:
         self.seen: set[Phase] = set() if inside is None else {inside.phase}
         """Phases of the sections so far."""
         self.tail = ""
-        """The end of the text, in which a mark may have begun."""
+        """The end of the text, in which a mark or stop string may have begun."""
+        self.marks_from = 0
+        """Where in the tail marks may begin."""
         self._sections = tuple(sections)
         marks = [mark for section in sections for mark in (section.opening, section.closing)]
         self._memory = max([memory, *(len(mark) - 1 for mark in marks)])
 
     def add(self, text: str) -> None:
         """Take in what the answer has gained."""
-        grown_from, text = len(self.tail), self.tail + text
-        while mark := next_mark(text, grown_from, self._sections, self.inside):
-            self.inside = mark.section
+        grown_from, text, marks_from = len(self.tail), self.tail + text, self.marks_from
+        while mark := next_mark(text, grown_from, self._sections, self.inside, marks_from):
+            self.inside, marks_from = mark.section, mark.end
             self.seen |= set() if mark.section is None else {mark.section.phase}
-            text, grown_from = text[mark.end :], 0
-        self.tail = text[max(len(text) - self._memory, 0) :]
+        forgotten = max(len(text) - self._memory, 0)
+        self.tail, self.marks_from = text[forgotten:], max(marks_from - forgotten, 0)
 
 
 def phase_within(boundary: Boundary, text: str) -> Phase | None:
@@ -189,11 +202,11 @@ def phase_within(boundary: Boundary, text: str) -> Phase | None:
     if boundary.inside is not None:
         return boundary.inside.phase
     whole = boundary.preceding + text
-    mark = next_mark(whole, len(boundary.preceding), boundary.sections, None)
+    begins = len(boundary.preceding)
+    mark = next_mark(whole, begins, boundary.sections, None, boundary.marks_from)
     if mark is None or mark.section is None:
         return None
-    before = whole[len(boundary.preceding) : mark.start]
-    return None if before.strip() else mark.section.phase
+    return None if whole[begins : mark.start].strip() else mark.section.phase
 
 
 def unfinished_character(data: bytes) -> bytes:

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 NO_BLANK_LINES = r"\n? {0,32}"
 """White space between the parts of JSON: room for indentation, and none for endless blanks."""
 
+DEAD_END = (
+    "the constraint allows nothing here, not even an end: its grammar has a dead end; change the "
+    "schema or the grammar"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
@@ -56,7 +61,14 @@ class Constraint:
         from llguidance import LLMatcher
 
         defaults: Any = {"whitespace_pattern": NO_BLANK_LINES}
-        return cls(LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults)).checked()
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"this is not a JSON schema: {error}; give an object of JSON's own types, {{}} for "
+                "any JSON"
+            ) from error
+        return cls(grammar).checked()
 
     def checked(self) -> Constraint:
         """Return the constraint.
@@ -149,14 +161,13 @@ class Matcher:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._require_sound()
         mask = np.unpackbits(bits, count=self._n_tokens, bitorder="little").view(bool)
-        masked: FloatArray = np.where(mask, logits, np.float32(-np.inf))
-        if not np.isfinite(masked.max()):
-            raise EngineError(
-                "the constraint allows none of the model's tokens here: its grammar has a dead end"
-            )
-        return masked
+        if not mask.any():
+            raise EngineError(DEAD_END)
+        return np.where(mask, logits, np.float32(-np.inf))
 
     def _require_sound(self) -> None:
         if self._matcher.is_error():
-            reason = self._matcher.get_error().partition("\n<state>")[0]
+            reason = self._matcher.get_error().partition("\n<")[0]  # then come traces
+            if reason.startswith("NoExtension"):
+                raise EngineError(DEAD_END)
             raise EngineError(f"the answer cannot follow its constraint: {reason}")

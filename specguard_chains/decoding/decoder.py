@@ -55,8 +55,9 @@ class Request:
             raise ConfigurationError(
                 f"stop must be a sequence of strings that are not empty, not {self.stop!r}"
             )
-        if self.seed < 0:
-            raise ConfigurationError(f"seed must be 0 or more, not {self.seed}")
+        for name, least in (("seed", 0), ("max_reviews", 1), ("max_waiting", 0)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ConfigurationError(f"{name} must be {least} or more, not {value}")
 
     def open(self, engine: Engine, grounding: GroundingSpec | None = None) -> Session:
         """Open a session with the prompt, held to the request's constraint.

@@ -150,6 +150,7 @@ class LocalSession:
     @compute_thread.on_it
     def read(self, candidate: Candidate) -> Reading:
         """See `Session.read`."""
+        self._drop_unfinished(candidate)
         tokens = self._own_tokens(candidate)
         self._require_room(len(tokens))
         logits = self._next_logits()
@@ -183,6 +184,7 @@ class LocalSession:
 
     def accept(self, candidate: Candidate) -> None:
         """See `Session.accept`."""
+        self._drop_unfinished(candidate)
         self.extend(self._own_tokens(candidate))
 
     def writer(self, boundary: Boundary) -> StepWriter:
@@ -309,6 +311,8 @@ class LocalSession:
         shaped = row
         if self._process is not None:
             shaped = self._process([*self._tokens, *draft.tokens], row.copy())
+            if draft.matcher is not None:  # it may have lifted what is forbidden
+                shaped = _masked_like(shaped, row)
         token, _ = draw(shaped, sampling, rng)
         if draft.matcher is not None:
             draft.matcher.advance([token])
@@ -338,6 +342,22 @@ class LocalSession:
         end = [self._tokenizer.end_token] if candidate.ends_sequence else []
         return self._tokenizer.encode_text(candidate.text) + end
 
+    def _drop_unfinished(self, candidate: Candidate) -> None:
+        """Drop a begun character at the end of the answer that a candidate does not go on with.
+
+        A candidate of another vocabulary is taken over as text, and text has whole characters: the
+        step before it ended, as text, in front of that character.
+        """
+        dangling = self._dangling_bytes()
+        if not dangling or candidate.vocabulary == self._tokenizer.vocabulary:
+            return
+        length, cut = len(self._tokens), b""
+        while len(cut) < len(dangling):
+            length -= 1
+            cut = self._tokenizer.token_bytes(self._tokens[length]) + cut
+        self.rollback(length)
+        self.extend(self._tokenizer.encode_text(cut[: -len(dangling)].decode(errors="replace")))
+
     def _require_open(self) -> None:
         if self._on_close is None:
             raise EngineError("the session is closed; open another one")
@@ -353,6 +373,21 @@ class LocalSession:
         """The begun but unfinished character at the end of the answer so far."""
         answer = self._tokens[max(self._prompt_length, len(self._tokens) - 4) :]
         return unfinished_character(b"".join(map(self._tokenizer.token_bytes, answer)))
+
+
+def _masked_like(logits: FloatArray, allowed: FloatArray) -> FloatArray:
+    """Return logits with -inf wherever `allowed` has it.
+
+    Raises:
+        EngineError: A logits processor has left nothing that is allowed.
+    """
+    masked = np.where(np.isneginf(allowed), allowed, logits)
+    if np.isneginf(masked).all():
+        raise EngineError(
+            "the logits processor forbids every token that the constraint allows here; change "
+            "one of them"
+        )
+    return masked
 
 
 def _allowed(
