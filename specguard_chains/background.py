@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import inspect
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
+from concurrent.futures import wait
 from contextlib import ExitStack, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
+from typing import Any
 from weakref import WeakSet
 
 from specguard_chains.decoding import compute_thread
@@ -24,6 +27,8 @@ from specguard_chains.decoding.engine import Engine
 from specguard_chains.decoding.steps import Step
 from specguard_chains.errors import ConfigurationError, DecodingCancelled
 
+POLL_S = 0.05
+"""How often a request that waits for a hook asks whether it should give up."""
 EXIT_TIMEOUT_S = 10.0
 """How long the end of the process waits for the token that is being computed."""
 
@@ -61,7 +66,7 @@ async def arun(decoder: Decoder, request: Request) -> AsyncGenerator[Step]:
         with suppress(RuntimeError):  # the loop is closed: nobody listens any more
             loop.call_soon_threadsafe(items.put_nowait, item)
 
-    worker = _Worker(decoder, request, emit, abandoned=loop.is_closed)
+    worker = _Worker(decoder, request, emit, loop=loop)
     worker.start()
     try:
         while (item := await items.get()) is not None:
@@ -89,14 +94,19 @@ class _Worker:
         request: Request,
         emit: Callable[[_Item], None],
         *,
-        abandoned: Callable[[], bool] = lambda: False,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """Prepare; `abandoned` tells that the consumer is gone without having said so."""
+        """Prepare; `loop` is the consumer's, if it has one: coroutines of hooks run there."""
         self._decoder = decoder
         self._cancelled_by_caller = request.cancelled
-        self._request = replace(request, cancelled=self._cancelled)
+        self._request = replace(
+            request,
+            cancelled=self._cancelled,
+            review=self._waiting(request.review),
+            stop_when=self._waiting(request.stop_when),
+        )
         self._emit = emit
-        self._abandoned = abandoned
+        self._loop = loop
         self._stopped = threading.Event()
         # A daemon, so that an iterator that somebody still holds cannot keep the process alive.
         self._thread = threading.Thread(
@@ -163,8 +173,40 @@ class _Worker:
         """Whether nobody wants the rest; asked at every token."""
         by_caller = self._cancelled_by_caller
         return (
-            self._stopped.is_set() or self._abandoned() or (by_caller is not None and by_caller())
+            self._stopped.is_set()
+            or (self._loop is not None and self._loop.is_closed())
+            or (by_caller is not None and by_caller())
         )
+
+    def _waiting(self, hook: Callable[[Step], Any] | None) -> Callable[[Step], Any] | None:
+        """Return a hook that waits for what the coroutine of another one returns."""
+        if hook is None:
+            return None
+
+        def ask(step: Step) -> Any:
+            said = hook(step)
+            return self._result(said) if inspect.isawaitable(said) else said
+
+        return ask
+
+    def _result(self, awaitable: Awaitable[Any]) -> Any:
+        """Let the consumer's event loop run a coroutine, or one of its own; return its result.
+
+        Raises:
+            DecodingCancelled: Nobody waits for the answer any more.
+        """
+
+        async def result() -> Any:
+            return await awaitable
+
+        if self._loop is None:
+            return asyncio.run(result())
+        future = asyncio.run_coroutine_threadsafe(result(), self._loop)
+        while not wait([future], POLL_S).done:
+            if self._cancelled():
+                future.cancel()
+                raise DecodingCancelled("the request was cancelled while it waited for a hook")
+        return future.result()
 
 
 def _refuse_held(engines: Iterable[Engine]) -> None:

@@ -19,15 +19,28 @@ from pydantic import BaseModel, ValidationError
 
 from specguard_chains import assembly, background
 from specguard_chains.assembly import assemble
+from specguard_chains.decoding.boundaries import Section
+from specguard_chains.decoding.constraint import Constraint
 from specguard_chains.decoding.decoder import Decoder, Request
 from specguard_chains.decoding.engine import Engine, Prompt
 from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.decoding.steps import Step
 from specguard_chains.errors import ConfigurationError, DecodingCancelled, DecodingTimeoutError
+from specguard_chains.hooks import NO_HOOKS, Hooks
 from specguard_chains.metrics import Metrics
 from specguard_chains.options import SpecGuardOptions
 
-OF_THE_REQUEST = frozenset({"max_tokens", "seed", "stop"})
+OF_THE_REQUEST = frozenset(
+    {
+        "critical_steps",
+        "max_queue",
+        "max_tokens",
+        "schema_instruction",
+        "seed",
+        "stop",
+        "tool_instruction",
+    }
+)
 """Options that no decoder is assembled by."""
 
 
@@ -162,6 +175,10 @@ class Call:
         options: SpecGuardOptions,
         *,
         timeout_s: float | None = None,
+        constraint: Constraint | None = None,
+        sections: tuple[Section, ...] = (),
+        opened: Section | None = None,
+        hooks: Hooks = NO_HOOKS,
     ) -> Call:
         """Return the call of a prompt; a seed is drawn if the options have none."""
         if timeout_s is not None and not timeout_s > 0:
@@ -172,6 +189,13 @@ class Call:
             max_tokens=options.max_tokens,
             stop=tuple(options.stop or ()),
             seed=randbits(32) if options.seed is None else options.seed,
+            constraint=constraint,
+            sections=sections,
+            opened=opened,
+            critical_steps=options.critical_steps,
+            stop_when=hooks.stop_when,
+            review=hooks.review,
+            max_waiting=options.max_queue,
         )
         return cls(decoder, request, model_name(options), timeout_s)
 
@@ -202,6 +226,7 @@ class Call:
             "finish_reason": str(steps[-1].finish_reason),
             "seed": self.request.seed,
             "specguard": {
+                "constrained": self.request.constraint is not None,
                 **Metrics.of(steps).to_dict(),
                 "calibrated": calibration and calibration.source == "calibrated",
                 "confidence_weight": getattr(verifier, "confidence_weight", None),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
@@ -16,32 +16,26 @@ from langchain_core.callbacks import (
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import generate_from_stream
-from langchain_core.messages import AIMessageChunk, BaseMessage
+from langchain_core.language_models.model_profile import ModelProfile
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
+from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
-from specguard_chains.call import (
-    Assembled,
-    Call,
-    TypedErrors,
-    checked_names,
-    counting_engine,
-    identity,
-    model_name,
-    options_in_force,
-    refuse_secrets,
-)
+from specguard_chains.answer_plan import AnswerPlan, Asked
+from specguard_chains.call import Call, refuse_secrets
 from specguard_chains.callbacks import adispatch, atapped, dispatch, tapped
-from specguard_chains.decoding.engine import Engine, Prompt
+from specguard_chains.chunks import ChunkWriter
 from specguard_chains.decoding.steps import Step
-from specguard_chains.messages import last_chunk, step_chunk, to_template
-from specguard_chains.options import SpecGuardOptions
+from specguard_chains.hooks import Hooks
+from specguard_chains.messages import to_template
+from specguard_chains.model_base import SpecGuardModel, profile
+from specguard_chains.structured_output import Method, structured
 
 
-class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
+class ChatSpecGuard(SpecGuardModel, BaseChatModel):
     r"""A chat model that drafts with a small model and rewrites only the steps that fail a check.
 
     Setup:
@@ -119,58 +113,26 @@ class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
             message.response_metadata["specguard"]["acceptance_rate"]
     """
 
-    model_config = ConfigDict(extra="ignore")  # as LangChain's classes; see _check_keywords
+    of_a_call: ClassVar[frozenset[str]] = SpecGuardModel.of_a_call | {"reasoning_steps"}
 
-    streaming: bool | None = None
-    """True lets `invoke` stream to handlers, False lets `stream` give one chunk."""
-    timeout: float | None = Field(default=None, gt=0)
-    """Seconds that an answer may take, waiting for its turn included; loading is not."""
-
-    _assembled: Assembled = PrivateAttr(default_factory=Assembled)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_keywords(cls, values: Any) -> Any:
-        """Refuse unknown parameters (LangChain's base class would drop them silently)."""
-        if not isinstance(values, Mapping):
-            return values
-        known = {
-            name for field, info in cls.model_fields.items() for name in (field, info.alias) if name
-        }
-        return checked_names(values, known)
-
-    @model_validator(mode="after")
-    def _set_specguard_version(self) -> ChatSpecGuard:
-        """Let traces show the package's version."""
-        from specguard_chains import __version__
-
-        self._add_version("specguard_chains", __version__)
-        return self
+    reasoning_steps: bool = False
+    """Count every step before the last one as reasoning, apart from the answer's text, for models
+    that do not mark their reasoning."""
+    trace_steps: bool = False
+    """Show every step as a run below the model's run, for tracers that show no events."""
 
     # What LangChain asks about the model
-
-    @property
-    def model(self) -> str:
-        """The name of what answers: the pair, or the models if they were given."""
-        return model_name(self)
 
     @property
     def _llm_type(self) -> str:
         return "specguard"
 
     @property
-    def lc_secrets(self) -> builtins.dict[str, str]:
-        """Where the parameters come from that are never shown."""
-        return {"api_key": "OPENAI_API_KEY"}
-
-    @property
     def _identifying_params(self) -> Mapping[str, Any]:
-        """Everything that changes an answer: caches tell models apart by it."""
-        names = SpecGuardOptions.model_fields.keys() - {"api_key", "max_retries"}
-        return {
-            "model": self.model,
-            **{name: identity(getattr(self, name)) for name in sorted(names)},
-        }
+        return {**super()._identifying_params, "reasoning_steps": self.reasoning_steps}
+
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        return profile(self)
 
     def _get_invocation_params(
         self, stop: list[str] | None = None, **kwargs: Any
@@ -182,18 +144,88 @@ class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return super()._get_ls_params(self.stop if stop is None else stop, **kwargs)
 
-    def get_token_ids(self, text: str) -> list[int]:
-        """Return the text's tokens in the target's vocabulary, as a prompt of its own."""
-        if self.custom_get_token_ids is not None:
-            return self.custom_get_token_ids(text)
-        return counting_engine(self._assembled.decoder(self)).encode(Prompt(text=text))
-
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
         """Return how many tokens the prompt has that the template makes of these messages."""
-        prompt = Prompt(to_template(messages), [convert_to_openai_tool(t) for t in tools or ()])
-        return len(counting_engine(self._assembled.decoder(self)).encode(prompt))
+        asked = Asked.taken_from({"tools": tools})
+        plan = AnswerPlan.of(asked, self, self._assembled.decoder(self).engines)
+        return len(self._tokens(plan.prompt(to_template(messages))))
+
+    # Tools and structured output
+
+    def bind_tools(
+        self,
+        tools: Sequence[builtins.dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: builtins.dict[str, Any] | str | bool | None = None,
+        strict: bool | None = None,
+        parallel_tool_calls: bool | None = None,
+        response_format: Any = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Return the model with tools that it may call.
+
+        Calls are held to the tools' names and JSON schemas while they are written, in both models.
+
+        Args:
+            tools: Functions, tools, pydantic classes, or their descriptions as OpenAI has them.
+            tool_choice: "auto" (the model decides, the default), "any" or "required" or True (at
+                least one call), a tool's name, or "none"; OpenAI's mappings are taken too.
+            strict: False leaves out what cannot be enforced of a schema, which is refused else.
+            parallel_tool_calls: False allows one call at a time.
+            response_format: What an answer without calls must look like; see `ResponseFormat`.
+            kwargs: Further options of the calls.
+
+        Raises:
+            ConfigurationError: A tool or choice is wrong.
+        """
+        bound = {
+            "tools": [convert_to_openai_tool(tool, strict=strict) for tool in tools],
+            "tool_choice": tool_choice,
+            "strict": strict,
+            "parallel_tool_calls": parallel_tool_calls,
+            "response_format": response_format,
+        }
+        bound = {name: value for name, value in bound.items() if value is not None}
+        Asked.taken_from(dict(bound))  # refuse wrong values here rather than in every call
+        return cast("Runnable[LanguageModelInput, AIMessage]", self.bind(**bound, **kwargs))
+
+    def with_structured_output(
+        self,
+        schema: builtins.dict[str, Any] | type | None = None,
+        *,
+        include_raw: bool = False,
+        method: Method = "json_schema",
+        strict: bool | None = None,
+        reason_first: bool = False,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """Return the model with answers of a given form, to which they are held while written.
+
+        Args:
+            schema: A pydantic class (gives its instances), a TypedDict, a JSON schema or OpenAI's
+                description of a function (give dicts).
+            include_raw: Return {"raw": message, "parsed": …, "parsing_error": …}.
+            method: "json_schema" (the answer is JSON), "function_calling" (the answer is a call of
+                one tool), or "json_mode" (any JSON object; the prompt must say which).
+            strict: False leaves out what cannot be enforced of a schema, which is refused else.
+            reason_first: Let the model reason in free, verified steps before the JSON; they are
+                the message's reasoning. Not with "function_calling".
+            kwargs: Further options of the calls.
+
+        Raises:
+            ConfigurationError: The schema or the method is wrong.
+        """
+        return structured(
+            self,
+            schema,
+            method=method,
+            include_raw=include_raw,
+            strict=strict,
+            reason_first=reason_first,
+            options=kwargs,
+        )
 
     # Answers
 
@@ -201,14 +233,15 @@ class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
         self, input: LanguageModelInput, *, stop: list[str] | None = None, **overrides: Any
     ) -> Iterator[Step]:
         """Yield the verified steps of an answer; no callbacks are called."""
-        yield from self._call(self._convert_input(input).to_messages(), stop, overrides).steps()
+        call, _ = self._call(self._convert_input(input).to_messages(), stop, overrides)
+        yield from call.steps()
 
     async def asteps(
         self, input: LanguageModelInput, *, stop: list[str] | None = None, **overrides: Any
     ) -> AsyncIterator[Step]:
         """Yield the verified steps of an answer; no callbacks are called."""
         messages = self._convert_input(input).to_messages()
-        call = await asyncio.to_thread(self._call, messages, stop, overrides)
+        call, _ = await self._acall(messages, stop, overrides)
         async with aclosing(call.asteps()) as steps:
             async for step in steps:
                 yield step
@@ -239,14 +272,14 @@ class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        call = self._call(messages, stop, kwargs)
-        steps = []
+        call, writer = self._call(messages, stop, kwargs)
         for step in call.steps():
-            steps.append(step)
+            chunk = writer.chunk(step)
             if run_manager is not None:  # else the tap sees the chunk
-                dispatch(run_manager, step)
-            yield ChatGenerationChunk(message=step_chunk(step))
-        yield ChatGenerationChunk(message=_last_chunk(call, steps))
+                dispatch(run_manager, step, self.trace_steps)
+            yield ChatGenerationChunk(message=chunk)
+        last = writer.last(call.input_tokens, call.metadata(writer.steps))
+        yield ChatGenerationChunk(message=last)
 
     async def _astream(
         self,
@@ -255,35 +288,50 @@ class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncGenerator[ChatGenerationChunk]:
-        call = await asyncio.to_thread(self._call, messages, stop, kwargs)
-        steps = []
-        async with aclosing(call.asteps()) as decoded:
-            async for step in decoded:
-                steps.append(step)
+        call, writer = await self._acall(messages, stop, kwargs)
+        async with aclosing(call.asteps()) as steps:
+            async for step in steps:
+                chunk = writer.chunk(step)
                 if run_manager is not None:
-                    await adispatch(run_manager, step)
-                yield ChatGenerationChunk(message=step_chunk(step))
-        yield ChatGenerationChunk(message=_last_chunk(call, steps))
+                    await adispatch(run_manager, step, self.trace_steps)
+                yield ChatGenerationChunk(message=chunk)
+        last = writer.last(call.input_tokens, call.metadata(writer.steps))
+        yield ChatGenerationChunk(message=last)
 
     def _call(
-        self, messages: Sequence[BaseMessage], stop: list[str] | None, overrides: Mapping[str, Any]
-    ) -> Call:
-        """Return what is needed for one answer. Loads the models when they are first used."""
-        own = {
-            name: value
-            for name, value in overrides.items()
-            if name != "stream" and not name.startswith("ls_")  # LangChain's, not the model's
-        }
-        timeout_s = own.pop("timeout", self.timeout)
-        options = options_in_force(self, stop, own)
-        prompt = Prompt(to_template(messages))
-        return Call.of(self._assembled.decoder(options), prompt, options, timeout_s=timeout_s)
+        self,
+        messages: Sequence[BaseMessage],
+        stop: list[str] | None,
+        overrides: Mapping[str, Any],
+        *,
+        asynchronous: bool = False,
+    ) -> tuple[Call, ChunkWriter]:
+        """Return an answer's decoding, and what makes a message of it.
 
-    def __deepcopy__(self, memo: builtins.dict[int, Any] | None = None) -> ChatSpecGuard:
-        """Copy the settings; engines are shared, as weights cannot be copied."""
-        memo = {} if memo is None else memo
-        memo.update({id(m): m for m in (self.draft, self.target) if isinstance(m, Engine)})
-        return super().__deepcopy__(memo)
+        Loads the models when they are first used.
+        """
+        own = dict(overrides)
+        asked = Asked.taken_from(own)
+        model = self._in_force(stop, own)
+        decoder = self._assembled.decoder(model)
+        plan = AnswerPlan.of(asked, model, decoder.engines)
+        call = Call.of(
+            decoder,
+            plan.prompt(to_template(messages)),
+            model,
+            timeout_s=model.timeout,
+            constraint=plan.constraint,
+            sections=plan.sections,
+            opened=plan.opened,
+            hooks=Hooks.of(model.stop_when, model.review, asynchronous=asynchronous),
+        )
+        return call, ChunkWriter(plan.reader(), reasoning_steps=model.reasoning_steps)
+
+    async def _acall(
+        self, messages: Sequence[BaseMessage], stop: list[str] | None, overrides: Mapping[str, Any]
+    ) -> tuple[Call, ChunkWriter]:
+        """Do the same without holding up the event loop."""
+        return await asyncio.to_thread(self._call, messages, stop, overrides, asynchronous=True)
 
     # The entry points of LangChain: only the tap is added (see `callbacks`)
 
@@ -296,7 +344,7 @@ class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
     ) -> LLMResult:
         """See `BaseChatModel.generate`."""
         refuse_secrets(kwargs)
-        callbacks = tapped(callbacks, self.callbacks, self.verbose)
+        callbacks = tapped(callbacks, self.callbacks, self.verbose, self.trace_steps)
         return super().generate(messages, stop, callbacks, **kwargs)
 
     async def agenerate(
@@ -308,7 +356,7 @@ class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
     ) -> LLMResult:
         """See `BaseChatModel.agenerate`."""
         refuse_secrets(kwargs)
-        callbacks = atapped(callbacks, self.callbacks, self.verbose)
+        callbacks = atapped(callbacks, self.callbacks, self.verbose, self.trace_steps)
         return await super().agenerate(messages, stop, callbacks, **kwargs)
 
     def stream(
@@ -322,7 +370,9 @@ class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
         """Yield the answer as message chunks, one per verified step and an empty last one."""
         refuse_secrets(kwargs)
         config = ensure_config(config)
-        config["callbacks"] = tapped(config.get("callbacks"), self.callbacks, self.verbose)
+        config["callbacks"] = tapped(
+            config.get("callbacks"), self.callbacks, self.verbose, self.trace_steps
+        )
         yield from super().stream(input, config, stop=stop, **kwargs)
 
     async def astream(
@@ -336,12 +386,10 @@ class ChatSpecGuard(TypedErrors, SpecGuardOptions, BaseChatModel):
         """Yield the answer as message chunks, one per verified step and an empty last one."""
         refuse_secrets(kwargs)
         config = ensure_config(config)
-        config["callbacks"] = atapped(config.get("callbacks"), self.callbacks, self.verbose)
+        config["callbacks"] = atapped(
+            config.get("callbacks"), self.callbacks, self.verbose, self.trace_steps
+        )
         stream = super().astream(input, config, stop=stop, **kwargs)
         async with aclosing(cast("AsyncGenerator[AIMessageChunk]", stream)) as chunks:
             async for chunk in chunks:
                 yield chunk
-
-
-def _last_chunk(call: Call, steps: Sequence[Step]) -> AIMessageChunk:
-    return last_chunk(steps, call.input_tokens, call.metadata(steps))

@@ -1,4 +1,4 @@
-"""LangChain messages -> what chat templates render; verified steps -> message chunks.
+"""LangChain messages -> what chat templates render.
 
 Only text goes into a template. Roles are passed on as they come: what a model's template cannot
 take (two user turns in a row, a system message) is adapted where the template is known.
@@ -6,12 +6,12 @@ take (two user turns in a row, a system message) is adapted where the template i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import (
     AIMessage,
-    AIMessageChunk,
     BaseMessage,
     ChatMessage,
     FunctionMessage,
@@ -19,9 +19,7 @@ from langchain_core.messages import (
     SystemMessage,
     ToolMessage,
 )
-from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 
-from specguard_chains.decoding.steps import Step
 from specguard_chains.errors import ConfigurationError
 
 TemplateMessage = dict[str, Any]
@@ -153,31 +151,44 @@ def _type(block: str | Mapping[str, Any]) -> str:
     return "text" if isinstance(block, str) else str(block.get("type", "without a type"))
 
 
-def step_chunk(step: Step) -> AIMessageChunk:
-    """Return the message chunk that one verified step is streamed as."""
-    return AIMessageChunk(content=step.text, additional_kwargs={STEPS_KEY: [step.to_dict()]})
+def with_instruction(messages: Sequence[TemplateMessage], text: str) -> list[TemplateMessage]:
+    """Return messages whose system message says this too."""
+    if not text:
+        return list(messages)
+    if messages and messages[0]["role"] == "system":
+        system = messages[0]
+        joined = "\n\n".join(filter(None, [system["content"], text]))
+        return [{**system, "content": joined}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
 
 
-def last_chunk(
-    steps: Sequence[Step], input_tokens: int, metadata: Mapping[str, Any]
-) -> AIMessageChunk:
-    """Return the empty chunk that ends a stream: what the answer has cost, and how it ended.
-
-    Merging adds numbers up and concatenates strings, so both stand on this one chunk only.
-    """
-    output_tokens = sum(step.answer_tokens for step in steps)
-    reused = [
-        sum(step.tokens.draft_reused for step in steps),
-        sum(step.tokens.target_reused for step in steps),
-    ]
-    return AIMessageChunk(
-        content="",
-        chunk_position="last",
-        usage_metadata=UsageMetadata(
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            total_tokens=input_tokens + output_tokens,
-            input_token_details=InputTokenDetails(cache_read=min(input_tokens, max(reused))),
-        ),
-        response_metadata=dict(metadata),
+def described_tools(tools: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a system message says about tools, where the template says nothing."""
+    if not tools:
+        return ""
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    return (
+        f"You may call these tools, described by JSON schemas:\n<tools>\n{listed}\n</tools>\n"
+        "A call is a JSON object between tags:\n<tool_call>\n"
+        '{"name": "the tool\'s name", "arguments": {"the arguments": "as the schema says"}}\n'
+        "</tool_call>"
     )
+
+
+def tools_as_text(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """Return messages with calls and their results as text, for templates that know neither."""
+    return [_as_text(message) for message in messages]
+
+
+def _as_text(message: TemplateMessage) -> TemplateMessage:
+    if message["role"] == "tool":
+        return {
+            "role": "user",
+            "content": f"<tool_response>\n{message['content']}\n</tool_response>",
+        }
+    if not (calls := message.get("tool_calls")):
+        return message
+    functions = (json.dumps(call["function"], ensure_ascii=False) for call in calls)
+    written = [f"<tool_call>\n{function}\n</tool_call>" for function in functions]
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**rest, "content": "\n".join(filter(None, [message["content"], *written]))}

@@ -44,10 +44,12 @@ class SpecGuardModel(TypedErrors, SpecGuardOptions, BaseLanguageModel[Any]):
     """True lets `invoke` stream to handlers, False lets `stream` give one chunk."""
     timeout: float | None = Field(default=None, gt=0)
     """Seconds that an answer may take, waiting for its turn included; loading is not."""
-    stop_when: Any = None
-    """A function or Runnable that is asked after every step; a true value ends the answer."""
-    review: Any = None
-    """A function or Runnable that says of every step: keep, regenerate or stop."""
+    stop_when: Any = Field(default=None, exclude=True)
+    """Ends an answer early: a function or Runnable that is asked about every step, sync or async,
+    and returns True to end the answer with it."""
+    review: Any = Field(default=None, exclude=True)
+    """Takes part in verification: a function or Runnable that gets every step before it is kept,
+    whoever wrote it, and returns "keep", "regenerate" (the target writes it anew) or "stop"."""
 
     _assembled: Assembled = PrivateAttr(default_factory=Assembled)
 

@@ -7,11 +7,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
+from specguard_chains.decoding.decoder import CriticalSteps
 from specguard_chains.decoding.grounding import GroundingForm
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.speculation import Children, Speculation
 
 DecoderName = Literal["specguard", "specguard-greedy", "speculative", "target", "draft"]
+
+TOOL_INSTRUCTION = (
+    "Call a tool only if you need its result to answer. When the results that you need are there, "
+    "answer the user in plain words and call no tool."
+)
+SCHEMA_INSTRUCTION = "Give the answer as JSON that follows this schema:\n{schema}"
 
 MAX_LEAVES = 64
 """Most branches of a draft's tree."""
@@ -61,6 +68,9 @@ class SpecGuardOptions(BaseModel):
     """A longer step is cut there and goes on as the next one."""
     early_rejection: bool = True
     """Stop drafting a step that can no longer be accepted; the text is the same without."""
+    critical_steps: CriticalSteps = "verify"
+    """Whether tool calls and the last step may come from the draft if they pass (verify), or are
+    the target's in any case (target)."""
 
     num_speculative_tokens: int = Field(default=4, ge=1, le=16)
     """Most tokens that the speculative decoder drafts at a time."""
@@ -87,6 +97,10 @@ class SpecGuardOptions(BaseModel):
     """The answer is cut before the first of these strings."""
     seed: int | None = Field(default=None, ge=0)
     """Equal seeds give equal answers; None draws a new one per request."""
+    tool_instruction: str = TOOL_INSTRUCTION
+    """What the system message says about tools when there are some; "" for nothing."""
+    schema_instruction: str = SCHEMA_INSTRUCTION
+    """What the system message says about an answer in JSON, with {schema} in it; "" for nothing."""
 
     n_ctx: int | None = Field(default=None, ge=16)
     """Context length in tokens; None is 4096 for models in this process, and a server's own."""
@@ -99,6 +113,8 @@ class SpecGuardOptions(BaseModel):
     OPENAI_API_KEY, which is not sent unencrypted to other machines."""
     max_retries: int = Field(default=2, ge=0)
     """How often a request to a server is tried again."""
+    max_queue: int = Field(default=1024, ge=0)
+    """So many other requests may wait for the same model; one more is refused at once."""
 
     def sampling(self) -> Sampling:
         """Return how tokens are drawn; the greedy decoder ignores the temperature."""

@@ -24,6 +24,7 @@ from specguard_chains import ChatSpecGuard, ConfigurationError, SpecGuardError, 
 from specguard_chains.decoding.engine import Prompt
 from specguard_chains.errors import DecodingTimeoutError
 from specguard_chains.messages import STEPS_KEY
+from specguard_chains.model_base import NOT_IDENTIFYING
 from specguard_chains.options import SpecGuardOptions
 from tests.unit_tests import toy_chat
 
@@ -399,6 +400,9 @@ def test_every_option_is_identifying() -> None:
         "step_delimiter": ".",
         "max_step_tokens": 9,
         "early_rejection": False,
+        "critical_steps": "target",
+        "tool_instruction": "Use tools.",
+        "schema_instruction": "Follow {schema}.",
         "num_speculative_tokens": 2,
         "speculative_tree": [2, 1],
         "speculative_children": "likeliest",
@@ -414,7 +418,7 @@ def test_every_option_is_identifying() -> None:
         "n_threads": 1,
         "n_gpu_layers": 1,
     }
-    assert SpecGuardOptions.model_fields.keys() - {"api_key", "max_retries"} == changed.keys() | {
+    assert SpecGuardOptions.model_fields.keys() - NOT_IDENTIFYING == changed.keys() | {
         "encoder"
     }
     keys = {ChatSpecGuard()._get_llm_string()}

@@ -1,6 +1,5 @@
 """What chat templates are given for LangChain's messages, and messages for verified steps."""
 
-import json
 from typing import Any
 
 import pytest
@@ -16,9 +15,8 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from specguard_chains.decoding.steps import Source, Step, StepSeconds, StepTokens, Verdict
 from specguard_chains.errors import ConfigurationError, SpecGuardError
-from specguard_chains.messages import STEPS_KEY, last_chunk, step_chunk, to_template
+from specguard_chains.messages import to_template
 
 USER = {"role": "user", "content": "hi"}
 CALL: Any = {"id": "call_1", "name": "add", "args": {"名": "é", "b": 2}, "type": "tool_call"}
@@ -191,63 +189,3 @@ def test_nothing_to_answer_is_an_error(messages: list[BaseMessage]) -> None:
 def test_a_message_that_is_no_utterance_is_an_error() -> None:
     with pytest.raises(SpecGuardError, match="RemoveMessage"):
         to_template([HumanMessage("hi"), RemoveMessage(id="1")])
-
-
-# Steps
-
-
-def step(number: int, text: str, **values: Any) -> Step:
-    return Step(
-        **{
-            "number": number,
-            "text": text,
-            "source": Source.DRAFT,
-            "verdict": Verdict.ACCEPTED,
-            "score": 0.5,
-            "confidence": -1.5,
-            "grounding": 0.25,
-            "threshold": 0.5,
-            "rejected_early": False,
-            "num_candidates": 2,
-            "chosen": 1,
-            "candidates": (text, "other"),
-            "tokens": StepTokens(draft_reused=3),
-            "seconds": StepSeconds(draft=0.5),
-            "span": (0, len(text)),
-            "answer_tokens": 2,
-            **values,
-        }
-    )
-
-
-def test_peers_streamed_scores_merge_without_being_added_up() -> None:
-    chunks = [step_chunk(step(1, "a")), step_chunk(step(2, "b")), step_chunk(step(3, ""))]
-    merged = chunks[0] + chunks[1] + chunks[2]
-    steps = merged.additional_kwargs[STEPS_KEY]
-    assert merged.content == "ab"
-    assert [(each["number"], each["score"], each["span"]) for each in steps] == [
-        (1, 0.5, [0, 1]),
-        (2, 0.5, [0, 1]),
-        (3, 0.5, [0, 0]),
-    ]
-
-
-def test_steps_in_messages_are_plain_json() -> None:
-    chunk = step_chunk(step(1, "a\u00e9"))
-    assert json.loads(json.dumps(chunk.additional_kwargs)) == chunk.additional_kwargs
-    (plain,) = chunk.additional_kwargs[STEPS_KEY]
-    assert type(plain["source"]) is type(plain["verdict"]) is str
-
-
-def test_the_last_chunk_has_usage_and_metadata() -> None:
-    steps = [step(1, "a"), step(2, "b", tokens=StepTokens(target_reused=4))]
-    chunk = last_chunk(steps, 10, {"finish_reason": "stop"})
-    assert chunk.chunk_position == "last"
-    assert chunk.usage_metadata == {
-        "input_tokens": 10,
-        "output_tokens": 4,
-        "total_tokens": 14,
-        "input_token_details": {"cache_read": 4},
-    }
-    merged = step_chunk(steps[0]) + chunk
-    assert merged.response_metadata == {"finish_reason": "stop"}

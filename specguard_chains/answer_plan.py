@@ -1,0 +1,246 @@
+"""What tools and a response format mean for one answer: its prompt, its grammar, its reading."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+from specguard_chains.decoding.boundaries import Phase, Section
+from specguard_chains.decoding.constraint import Constraint
+from specguard_chains.decoding.engine import Engine, Prompt
+from specguard_chains.errors import ConfigurationError
+from specguard_chains.messages import (
+    TemplateMessage,
+    described_tools,
+    tools_as_text,
+    with_instruction,
+)
+from specguard_chains.options import SpecGuardOptions
+from specguard_chains.response_format import JSON_OBJECT, ResponseFormat
+from specguard_chains.tools.choice import ToolChoice, tool_names
+from specguard_chains.tools.formats import (
+    CallStyle,
+    ReasoningTags,
+    ToolFormat,
+    detect,
+    reasoning_tags,
+    renders_tools,
+)
+from specguard_chains.tools.grammar import answer_constraint, call_constraint
+from specguard_chains.tools.reader import AnswerReader
+from specguard_chains.tools.structured import Structure
+
+logger = logging.getLogger(__name__)
+
+Tool = Mapping[str, Any]
+"""As OpenAI describes tools: {"type": "function", "function": {name, description, parameters}}."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a call asks of the answer beside its text."""
+
+    tools: Sequence[Tool] = ()
+    choice: ToolChoice = field(default_factory=ToolChoice)
+    response: ResponseFormat = field(default_factory=ResponseFormat)
+    strict: bool | None = None
+    """False leaves out what cannot be enforced of a schema, which is refused else."""
+
+    @classmethod
+    def taken_from(cls, options: dict[str, Any]) -> Asked:
+        """Take what is asked out of a call's options.
+
+        Raises:
+            ConfigurationError: A tool, the choice of tools or the response format is wrong.
+        """
+        tools = [convert_to_openai_tool(tool) for tool in options.pop("tools", None) or ()]
+        strict = options.pop("strict", None)
+        choice = ToolChoice.of(
+            options.pop("tool_choice", None),
+            tool_names(tools),
+            parallel=options.pop("parallel_tool_calls", None),
+        )
+        response = ResponseFormat.of(
+            options.pop("response_format", None),
+            reason_first=options.pop("reason_first", False),
+        )
+        return cls(tools, choice, response, strict)
+
+    @property
+    def callable(self) -> list[Tool]:
+        """The tools that may be called."""
+        return [] if self.choice.mode == "none" else list(self.tools)
+
+    @property
+    def names(self) -> list[str]:
+        """Their names."""
+        return [tool["function"]["name"] for tool in self.callable]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    """How one answer is asked for, and how it is read."""
+
+    asked: Asked
+    form: ToolFormat
+    reasoning: ReasoningTags | None
+    renders_tools: bool
+    """Whether the model's template says what the tools are."""
+    constraint: Constraint | None
+    sections: tuple[Section, ...]
+    opened: Section | None
+    instruction: str
+    """What the system message has to say."""
+
+    @classmethod
+    def of(cls, asked: Asked, options: SpecGuardOptions, engines: Sequence[Engine]) -> AnswerPlan:
+        """Plan an answer.
+
+        Args:
+            asked: What is asked.
+            options: The instructions for the model.
+            engines: The models that write it; the last one's template tells how it is written. If
+                one of them cannot be held to a grammar, calls and JSON are read as they come, and
+                what else must have a form is refused by the request.
+
+        Raises:
+            ConfigurationError: A schema cannot be enforced, by llguidance or by an engine.
+        """
+        template = engines[-1].chat_template()
+        form, reasoning = detect(template), reasoning_tags(template)
+        constrains = all(engine.capabilities.constraints for engine in engines)
+        if not constrains:
+            _tell_unconstrained(asked, engines)
+        readable = asked.response.format in (None, "json")
+        sections = _sections(asked, form, reasoning)
+        opened = next((s for s in sections if reasoning and reasoning.opened and _thinks(s)), None)
+        return cls(
+            asked,
+            form,
+            reasoning,
+            renders_tools=template is None or renders_tools(template),
+            constraint=(
+                _constraint(asked, form, reasoning) if constrains or not readable else None
+            ),
+            sections=sections,
+            opened=opened,
+            instruction=_instruction(asked, options),
+        )
+
+    def prompt(self, messages: Sequence[TemplateMessage]) -> Prompt:
+        """Return the prompt that messages become."""
+        tools = self.asked.callable
+        if self.renders_tools:
+            return Prompt(with_instruction(messages, self.instruction), tools)
+        described = "\n\n".join(filter(None, [described_tools(tools), self.instruction]))
+        return Prompt(with_instruction(tools_as_text(messages), described))
+
+    def reader(self) -> AnswerReader:
+        """Return what reads the answer."""
+        response = self.asked.response
+        structure = None
+        if response.is_json:
+            alone = self.constraint is not None and not response.reason_first
+            structure = Structure.JSON if alone else Structure.REASONED
+        return AnswerReader(self.asked.names, self.form, self.reasoning, structure)
+
+
+def _tell_unconstrained(asked: Asked, engines: Sequence[Engine]) -> None:
+    """Log that nothing holds the models to a schema, or refuse that if it must be kept."""
+    if not (asked.response.is_json or asked.choice.mode == "required"):
+        return
+    name = next(e.name for e in engines if not e.capabilities.constraints)
+    if asked.strict:
+        raise ConfigurationError(
+            f"{name} cannot be held to a schema, as strict=True asks; leave it out to have the "
+            "answer read as it comes, or take models that run in this process"
+        )
+    logger.warning("%s cannot be held to a schema: calls and JSON are read as they come", name)
+
+
+def _constraint(
+    asked: Asked, form: ToolFormat, reasoning: ReasoningTags | None
+) -> Constraint | None:
+    """Return the grammar of the answer, None if it may be anything."""
+    if asked.names:
+        return call_constraint(
+            asked.tools,
+            form,
+            choice=asked.choice,
+            reasoning=reasoning,
+            answer=asked.response.schema if asked.response.is_json else None,
+            reason_first=asked.response.reason_first,
+            strict=asked.strict is not False,
+        )
+    response = asked.response
+    if response.is_json:
+        return answer_constraint(
+            response.schema,
+            reason_first=response.reason_first,
+            reasoning=reasoning,
+            strict=asked.strict is not False,
+        )
+    return response.constraint
+
+
+def _sections(
+    asked: Asked, form: ToolFormat, reasoning: ReasoningTags | None
+) -> tuple[Section, ...]:
+    sections = []
+    if reasoning is not None:
+        sections.append(Section(reasoning.opening, reasoning.closing, Phase.REASONING))
+    if asked.names:
+        sections += _call_sections(asked.names, form)
+    if asked.response.is_json and asked.response.reason_first:
+        sections.append(Section("```json\n", "", Phase.ANSWER, whole=True))
+    return tuple(sections)
+
+
+def _call_sections(names: Sequence[str], form: ToolFormat) -> list[Section]:
+    """Return the sections of calls: between the format's marks, or bare JSON to the end."""
+    marked = Section("<tool_call>", "</tool_call>", Phase.TOOL_CALL, whole=True)
+    if form.style is CallStyle.NAMED:
+        openings = [f"{name}{{" for name in names]
+    else:
+        fences = ("", "```json\n", "```\n")
+        openings = [
+            f'{fence}{opening}"name"'
+            for fence, opening in product(fences, ("{", "{ ", "{\n", "{\n  ", "{\n    ", "[{"))
+        ]
+    return [marked, *(Section(o, "", Phase.TOOL_CALL, whole=True) for o in openings)]
+
+
+def _thinks(section: Section) -> bool:
+    return section.phase is Phase.REASONING
+
+
+def _instruction(asked: Asked, options: SpecGuardOptions) -> str:
+    parts = []
+    if asked.names and options.tool_instruction:
+        required = asked.choice.mode == "required"
+        parts.append(_required(asked.choice) if required else options.tool_instruction)
+    if asked.response.is_json and options.schema_instruction:
+        parts.append(_schema_instruction(asked.response, options.schema_instruction))
+        if asked.response.reason_first:
+            parts.append(REASON_FIRST)
+    return "\n\n".join(parts)
+
+
+def _required(choice: ToolChoice) -> str:
+    which = f"the tool {choice.name}" if choice.name else "one of the tools"
+    return f"Answer with a call of {which}, and with nothing else."
+
+
+def _schema_instruction(response: ResponseFormat, instruction: str) -> str:
+    if response.schema == JSON_OBJECT:
+        return "Give the answer as a JSON object."
+    return instruction.replace("{schema}", json.dumps(response.schema, ensure_ascii=False))
+
+
+REASON_FIRST = "Reason step by step first. End with the JSON in a block that begins with ```json."
