@@ -24,6 +24,7 @@ from specguard_chains.call import Call, refuse_secrets
 from specguard_chains.callbacks import adispatch, dispatch
 from specguard_chains.decoding.engine import Prompt
 from specguard_chains.decoding.steps import Step
+from specguard_chains.hooks import Hooks
 from specguard_chains.llm_runs import PromptRun, joined, prompt_runs
 from specguard_chains.messages import STEPS_KEY, to_template
 from specguard_chains.model_base import SpecGuardModel, usage
@@ -132,7 +133,7 @@ class SpecGuardLLM(SpecGuardModel, BaseLLM):
     ) -> AsyncIterator[Step]:
         """Yield the verified steps of an answer; no callbacks are called."""
         prompt = self._convert_input(input).to_string()
-        call = await asyncio.to_thread(self._call, prompt, stop, overrides)
+        call = await self._acall(prompt, stop, overrides)
         async with aclosing(call.asteps()) as steps:
             async for step in steps:
                 yield step
@@ -175,7 +176,7 @@ class SpecGuardLLM(SpecGuardModel, BaseLLM):
         for step in call.steps():
             steps.append(step)
             if run_manager is not None:
-                dispatch(run_manager, step)
+                dispatch(run_manager, step, self.trace_steps)
             yield self._told(_step_chunk(step), run_manager)
         yield self._told(_last_chunk(call, steps), run_manager)
 
@@ -188,13 +189,13 @@ class SpecGuardLLM(SpecGuardModel, BaseLLM):
     ) -> AsyncGenerator[GenerationChunk]:
         if self.rate_limiter is not None:
             await self.rate_limiter.aacquire(blocking=True)
-        call = await asyncio.to_thread(self._call, prompt, stop, kwargs)
+        call = await self._acall(prompt, stop, kwargs)
         steps = []
         async with aclosing(call.asteps()) as decoded:
             async for step in decoded:
                 steps.append(step)
                 if run_manager is not None:
-                    await adispatch(run_manager, step)
+                    await adispatch(run_manager, step, self.trace_steps)
                 yield await self._atold(_step_chunk(step), run_manager)
         yield await self._atold(_last_chunk(call, steps), run_manager)
 
@@ -213,11 +214,29 @@ class SpecGuardLLM(SpecGuardModel, BaseLLM):
             await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
         return chunk
 
-    def _call(self, prompt: str, stop: list[str] | None, overrides: Mapping[str, Any]) -> Call:
+    def _call(
+        self,
+        prompt: str,
+        stop: list[str] | None,
+        overrides: Mapping[str, Any],
+        *,
+        asynchronous: bool = False,
+    ) -> Call:
         """Return what is needed for one answer. Loads the models when they are first used."""
         model = self._in_force(stop, overrides)
-        decoder = self._assembled.decoder(model)
-        return Call.of(decoder, model._prompt(prompt), model, timeout_s=model.timeout)
+        return Call.of(
+            self._assembled.decoder(model),
+            model._prompt(prompt),
+            model,
+            timeout_s=model.timeout,
+            hooks=Hooks.of(model.stop_when, model.review, asynchronous=asynchronous),
+        )
+
+    async def _acall(
+        self, prompt: str, stop: list[str] | None, overrides: Mapping[str, Any]
+    ) -> Call:
+        """Do the same without holding up the event loop."""
+        return await asyncio.to_thread(self._call, prompt, stop, overrides, asynchronous=True)
 
     def _prompt(self, text: str) -> Prompt:
         return (

@@ -50,6 +50,8 @@ class SpecGuardModel(TypedErrors, SpecGuardOptions, BaseLanguageModel[Any]):
     review: Any = Field(default=None, exclude=True)
     """Takes part in verification: a function or Runnable that gets every step before it is kept,
     whoever wrote it, and returns "keep", "regenerate" (the target writes it anew) or "stop"."""
+    trace_steps: bool = False
+    """Show every step as a run below the model's run, for tracers that show no events."""
 
     _assembled: Assembled = PrivateAttr(default_factory=Assembled)
 
