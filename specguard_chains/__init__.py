@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         QueueFullError,
         SpecGuardError,
     )
+    from specguard_chains.llm import SpecGuardLLM
     from specguard_chains.metrics import Metrics
     from specguard_chains.options import SpecGuardOptions
 
@@ -39,6 +40,7 @@ _MODULES = {
     "Phase": "decoding.boundaries",
     "Review": "decoding.steps",
     "Source": "decoding.steps",
+    "SpecGuardLLM": "llm",
     "SpecGuardOptions": "options",
     "Step": "decoding.steps",
     "Verdict": "decoding.steps",
@@ -72,6 +74,7 @@ __all__ = [
     "Review",
     "Source",
     "SpecGuardError",
+    "SpecGuardLLM",
     "SpecGuardOptions",
     "Step",
     "Verdict",

@@ -133,13 +133,15 @@ class AnswerPlan:
             instruction=_instruction(asked, options),
         )
 
-    def prompt(self, messages: Sequence[TemplateMessage]) -> Prompt:
-        """Return the prompt that messages become."""
+    def prompt(self, messages: Sequence[TemplateMessage], passages: Sequence[str] = ()) -> Prompt:
+        """Return the prompt that messages become; `passages` are texts in them."""
         tools = self.asked.callable
         if self.renders_tools:
-            return Prompt(with_instruction(messages, self.instruction), tools)
+            messages = with_instruction(messages, self.instruction)
+            return Prompt(messages, tools, passages=passages)
         described = "\n\n".join(filter(None, [described_tools(tools), self.instruction]))
-        return Prompt(with_instruction(tools_as_text(messages), described))
+        messages = with_instruction(tools_as_text(messages), described)
+        return Prompt(messages, passages=passages)
 
     def reader(self) -> AnswerReader:
         """Return what reads the answer."""

@@ -32,7 +32,9 @@ from specguard_chains.decoding.steps import Step
 from specguard_chains.hooks import Hooks
 from specguard_chains.messages import to_template
 from specguard_chains.model_base import SpecGuardModel, profile
+from specguard_chains.response_format import ResponseFormat
 from specguard_chains.structured_output import Method, structured
+from specguard_chains.tools.choice import ToolChoice
 
 
 class ChatSpecGuard(SpecGuardModel, BaseChatModel):
@@ -118,9 +120,6 @@ class ChatSpecGuard(SpecGuardModel, BaseChatModel):
     reasoning_steps: bool = False
     """Count every step before the last one as reasoning, apart from the answer's text, for models
     that do not mark their reasoning."""
-    trace_steps: bool = False
-    """Show every step as a run below the model's run, for tracers that show no events."""
-
     # What LangChain asks about the model
 
     @property
@@ -180,7 +179,7 @@ class ChatSpecGuard(SpecGuardModel, BaseChatModel):
         Raises:
             ConfigurationError: A tool or choice is wrong.
         """
-        bound = {
+        bound: builtins.dict[str, Any] = {
             "tools": [convert_to_openai_tool(tool, strict=strict) for tool in tools],
             "tool_choice": tool_choice,
             "strict": strict,
@@ -188,7 +187,9 @@ class ChatSpecGuard(SpecGuardModel, BaseChatModel):
             "response_format": response_format,
         }
         bound = {name: value for name, value in bound.items() if value is not None}
-        Asked.taken_from(dict(bound))  # refuse wrong values here rather than in every call
+        # Wrong values are refused here rather than in every call.
+        ToolChoice.of(tool_choice, [tool["function"]["name"] for tool in bound["tools"]])
+        ResponseFormat.of(response_format)
         return cast("Runnable[LanguageModelInput, AIMessage]", self.bind(**bound, **kwargs))
 
     def with_structured_output(
@@ -311,13 +312,14 @@ class ChatSpecGuard(SpecGuardModel, BaseChatModel):
         Loads the models when they are first used.
         """
         own = dict(overrides)
+        passages = own.pop("passages", ())
         asked = Asked.taken_from(own)
         model = self._in_force(stop, own)
         decoder = self._assembled.decoder(model)
         plan = AnswerPlan.of(asked, model, decoder.engines)
         call = Call.of(
             decoder,
-            plan.prompt(to_template(messages)),
+            plan.prompt(to_template(messages), passages),
             model,
             timeout_s=model.timeout,
             constraint=plan.constraint,
