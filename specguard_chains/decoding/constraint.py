@@ -139,14 +139,14 @@ class Matcher:
         return other
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Go on by tokens of the answer.
+        """Go on by tokens of the answer; what a draft proposes after its end is all the same.
 
         Raises:
             EngineError: The grammar does not allow them, or has grown too complex.
         """
         for token in tokens:
-            if token in self._ends:
-                self._ended = True
+            self._ended = self._ended or token in self._ends
+            if self._ended:
                 return
             if not self._matcher.consume_token(token):
                 self._require_sound()

@@ -150,7 +150,16 @@ class LocalSession:
     @compute_thread.on_it
     def read(self, candidate: Candidate) -> Reading:
         """See `Session.read`."""
-        self._drop_unfinished(candidate)
+        if not self._leaves_unfinished(candidate):
+            return self._read(candidate)
+        before = list(self._tokens)
+        self._drop_unfinished()
+        reading = self._read(candidate)
+        self.rollback(common_prefix(before, self._tokens))
+        self.extend(before[len(self._tokens) :])
+        return reading
+
+    def _read(self, candidate: Candidate) -> Reading:
         tokens = self._own_tokens(candidate)
         self._require_room(len(tokens))
         logits = self._next_logits()
@@ -184,7 +193,8 @@ class LocalSession:
 
     def accept(self, candidate: Candidate) -> None:
         """See `Session.accept`."""
-        self._drop_unfinished(candidate)
+        if self._leaves_unfinished(candidate):
+            self._drop_unfinished()
         self.extend(self._own_tokens(candidate))
 
     def writer(self, boundary: Boundary) -> StepWriter:
@@ -342,15 +352,19 @@ class LocalSession:
         end = [self._tokenizer.end_token] if candidate.ends_sequence else []
         return self._tokenizer.encode_text(candidate.text) + end
 
-    def _drop_unfinished(self, candidate: Candidate) -> None:
-        """Drop a begun character at the end of the answer that a candidate does not go on with.
+    def _leaves_unfinished(self, candidate: Candidate) -> bool:
+        """Whether the answer ends within a character that a candidate does not go on with.
 
         A candidate of another vocabulary is taken over as text, and text has whole characters: the
-        step before it ended, as text, in front of that character.
+        step before it ended, as text, in front of that character. One without text leaves it open
+        who finishes the character.
         """
+        own = candidate.vocabulary == self._tokenizer.vocabulary
+        return bool(not own and candidate.text and self._dangling_bytes())
+
+    def _drop_unfinished(self) -> None:
+        """Cut the character off that the answer ends within."""
         dangling = self._dangling_bytes()
-        if not dangling or candidate.vocabulary == self._tokenizer.vocabulary:
-            return
         length, cut = len(self._tokens), b""
         while len(cut) < len(dangling):
             length -= 1
