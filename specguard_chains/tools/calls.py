@@ -13,6 +13,8 @@ from specguard_chains.tools.parts import Call, MalformedCall
 ARGUMENTS = ("arguments", "parameters")
 FIRST_KEYS = ("name", *ARGUMENTS, "function", "type", "id", "tool_calls")
 """Keys that the object of a call may begin with."""
+_KEYS = {"name", *ARGUMENTS, "function", "type", "id"}
+"""All keys that it has; one with others, such as a description, is something else."""
 
 _TOKEN = re.compile(r'[{}\[\]]|"(?:[^"\\]|\\.)*"|[^{}\[\]"<`]+|<(?!/|\Z)|`(?!``|`?\Z)', re.DOTALL)
 """A piece of JSON, or of what was meant to be some; a closing mark (</tag>, ```) is none."""
@@ -95,7 +97,7 @@ def read_calls(
         if not marked and name not in names:
             return None
         return [MalformedCall(name, arguments, "the call is not valid JSON")]
-    calls = [_call(item, names) for item in _items(value)]
+    calls = [_call(item, names, marked=marked) for item in _items(value)]
     if marked:
         return [call or MalformedCall(None, text, "the call names no tool") for call in calls]
     known = [call for call in calls if call is not None and call.name in names]
@@ -131,13 +133,13 @@ def _items(value: Any) -> Sequence[Any]:
     return inner if isinstance(inner, list) else [value]
 
 
-def _call(item: Any, names: Collection[str]) -> Call | MalformedCall | None:
+def _call(item: Any, names: Collection[str], *, marked: bool) -> Call | MalformedCall | None:
     """Return the call that an object is, None if it is something else."""
     if not isinstance(item, dict):
         return None
     inner = item["function"] if isinstance(item.get("function"), dict) else item
     name = inner.get("name", item.get("function"))
-    if not isinstance(name, str) or "description" in inner:  # a tool that is described
+    if not isinstance(name, str) or not (marked or inner.keys() <= _KEYS):
         return None
     arguments = next((inner[key] for key in ARGUMENTS if key in inner), None)
     return _checked(name, arguments, _dumped(arguments), names)

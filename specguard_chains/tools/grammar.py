@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from specguard_chains.decoding.constraint import NO_BLANK_LINES, Constraint
@@ -69,14 +70,16 @@ def call_constraint(
     if choice.mode == "required":
         return _constraint([*rules, _required(form, parallel=choice.parallel)], reasoning)
     rules += [f"after: {_after(parallel=choice.parallel)}"]
+    endings = {"<tool_call>": 'WS? call WS? "</tool_call>" after'}
     if answer is None or reason_first:
-        rules += _arguments(called, strict=strict)
+        rules += [_OTHER, *_named(called, strict=strict)]
+        endings[_NAME] = "named after"
     if answer is None:
-        return _constraint(rules, reasoning, free={**_TAGGED, **_BARE}, optional=True)
+        return _constraint(rules, reasoning, _Free(endings, optional=True, passing=_NAME))
     rules += [_answer(answer, strict)]
     if reason_first:
-        fenced = {"```json\\n": '(answer "\\n```" | call after)'}
-        return _constraint(rules, reasoning, free={**_TAGGED, **_BARE, **fenced})
+        endings["```json\\n"] = '(answer "\\n```" | call after)'
+        return _constraint(rules, reasoning, _Free(endings, passing=_NAME))
     plain = 'FENCE? "["? call'
     rules += [f'body: (tagged | {plain}) after | answer | FENCE answer "\\n```"']
     return _constraint(rules, reasoning)
@@ -106,12 +109,7 @@ def answer_constraint(
     if not reason_first:
         return _constraint([*rules, "body: answer"], reasoning)
     text = _TEXT if max_reasoning is None else rf"(.|\n){{0,{max_reasoning}}}"
-    return _constraint(rules, reasoning, free={"```json\\n": 'answer "\\n```"'}, text=text)
-
-
-_TAGGED = {"<tool_call>": 'WS? call WS? "</tool_call>" after'}
-_BARE = {r'\{\s*"name"\s*:\s*"': "rest after"}
-"""Beginnings that end free text, as expressions, and what follows them."""
+    return _constraint(rules, reasoning, _Free({"```json\\n": 'answer "\\n```"'}, text=text))
 
 
 def _answer(schema: Schema, strict: bool) -> str:
@@ -133,16 +131,26 @@ def _calls(tools: Sequence[Tool], form: ToolFormat, *, strict: bool) -> list[str
     return rules
 
 
-def _arguments(tools: Sequence[Tool], *, strict: bool) -> list[str]:
-    """Return the rules of what follows after {"name": " in free text."""
-    rules, space = [_one_of("rest", tools)], NO_BLANK_LINES
+def _named(tools: Sequence[Tool], *, strict: bool) -> list[str]:
+    """Return the rules of calls without marks, from the name on."""
+    rules, space = [_one_of("named", tools)], NO_BLANK_LINES
     for i, tool in enumerate(tools):
-        name = re.escape(_name(tool))
-        head = space.join([f'{name}"', ",", '"(arguments|parameters)"', ":", ""])
-        rules.append(f"rest{i}: /{head}/ arguments{i} /{space}\\}}/")
         of = f"the schema of tool {_name(tool)!r}"
+        key = space.join(['"', ",", '"(arguments|parameters)"', ":", ""])
+        rules.append(f'named{i}: /{re.escape(_name(tool))}{key}/ arguments{i} WS? "}}"')
         rules.append(f"arguments{i}: {json_rule(parameters_of(tool), of, strict=strict)}")
     return rules
+
+
+_NAME = r'\{\s*"name"\s*:\s*"'
+"""The beginning of a call without marks, or of any other object that has a name first."""
+
+_OTHER = (
+    r'OTHER: /([^"\\\n]|\\.)*"\s*([^,\s]|,\s*([^"\s]|"('
+    r"[^ap]|a[^r]|ar[^g]|p[^a]|pa[^r]|par[^a]|para[^m])))/"
+)
+"""Such an object from its name on, as far as it cannot become a call any more: what follows the
+name is no key that begins like arguments or parameters."""
 
 
 def _required(form: ToolFormat, *, parallel: bool) -> str:
@@ -160,67 +168,67 @@ def _after(*, parallel: bool) -> str:
     return f"(GAP | CLOSER | tagged | FENCE? call){{0,{3 * MAX_CALLS}}}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Free:
+    """Free text that an answer begins with."""
+
+    endings: Mapping[str, str]
+    """Expressions that end it, and what follows them."""
+    optional: bool = False
+    """Whether an answer may be nothing else."""
+    passing: str | None = None
+    """The one of the endings after which the text may also go on, by the rule OTHER."""
+    text: str = _TEXT
+
+    def rules(self, name: str, *, no: str = "", then: str = "") -> list[str]:
+        """Return the rules that define an answer.
+
+        Args:
+            name: The rule for the answer.
+            no: The name of an expression that the text must not match up to its first ending.
+            then: The rule for text that goes on; "" is the same one.
+        """
+        but = f" & ~{no}" if no else ""
+        ways, rules, passed = [], [], ""
+        for i, (ending, following) in enumerate(self.endings.items()):
+            until = f"{name}_until{i}"
+            rules.append(f"{until}[lazy]: {until.upper()}")
+            rules.append(f"{until.upper()}: /{self.text}{ending}/{but}")
+            ways.append(f"{until} {following}")
+            if ending == self.passing and then:
+                ways.append(f"{until} OTHER {then}")
+            elif ending == self.passing:
+                passed = f"({until} OTHER)* "
+        if self.optional:
+            ways.append(f"{name.upper()}_TEXT")
+            rules.append(f"{name.upper()}_TEXT: /{self.text}/{but}")
+        return [f"{name}: {passed}({' | '.join(ways)})", *rules]
+
+
 def _constraint(
-    rules: Iterable[str],
-    reasoning: ReasoningTags | None,
-    *,
-    free: Mapping[str, str] | None = None,
-    optional: bool = False,
-    text: str = _TEXT,
+    rules: Iterable[str], reasoning: ReasoningTags | None, free: _Free | None = None
 ) -> Constraint:
     """Return the grammar of an answer.
 
     Args:
         rules: The rules that the answer is made of; `body` is the answer without its reasoning.
         reasoning: The marks around reasoning.
-        free: What ends free text that comes first, and what follows it, in place of `body`.
-        optional: Whether free text may be all.
-        text: The expression of free text.
+        free: What the answer begins with, in place of `body`.
     """
-    lines = [*_SHARED, *rules]
-    if free is not None:
-        lines += _free("body", free, optional=optional, text=text)
-    closing = _escaped(reasoning.closing) if reasoning else ""
+    lines = [*_SHARED, *rules, *(free.rules("body") if free else ())]
     if reasoning is None:
-        lines += ["start: body"]
-    elif reasoning.opened:
-        lines += [
-            "start: thought WS? body",
-            f"thought[lazy]: /{_TEXT}{closing}/",
-        ]
+        return Constraint.lark("\n".join([*lines, "start: body"]))
+    opening, closing = _escaped(reasoning.opening), _escaped(reasoning.closing)
+    begun = "" if reasoning.opened else opening
+    lines.append(f"thought[lazy]: /{begun}{_TEXT}{closing}/")
+    if reasoning.opened:
+        lines.append("start: thought WS? body")
+    elif free is None:
+        lines.append("start: (thought WS?)? body")
     else:
-        opening = _escaped(reasoning.opening)
-        lines += [f"thought[lazy]: /{opening}{_TEXT}{closing}/"]
-        if free is None:
-            lines += ["start: (thought WS?)? body"]
-        else:
-            lines += [f"THOUGHT: /{opening}{_TEXT}/", "start: thought WS? body | first"]
-            lines += _free("first", free, optional=optional, text=text, no="THOUGHT")
+        lines += [f"THOUGHT: /{opening}{_TEXT}/", "start: thought WS? body | unthought"]
+        lines += free.rules("unthought", no="THOUGHT", then="body")
     return Constraint.lark("\n".join(lines))
-
-
-def _free(
-    name: str, free: Mapping[str, str], *, optional: bool, text: str, no: str = ""
-) -> list[str]:
-    """Return the rules of free text and what ends it.
-
-    Args:
-        name: The rule that they define.
-        free: See `_constraint`.
-        optional: See `_constraint`.
-        text: See `_constraint`.
-        no: The name of an expression that the text must not be.
-    """
-    but = f" & ~{no}" if no else ""
-    ways, rules = [], []
-    for i, (ending, following) in enumerate(free.items()):
-        until = f"{name}_until{i}"
-        ways.append(f"{until} {following}")
-        rules += [f"{until}[lazy]: {until.upper()}", f"{until.upper()}: /{text}{ending}/{but}"]
-    if optional:
-        ways.append(f"{name.upper()}_TEXT")
-        rules.append(f"{name.upper()}_TEXT: /{text}/{but}")
-    return [f"{name}: {' | '.join(ways)}", *rules]
 
 
 def _one_of(rule: str, tools: Sequence[Tool]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from specguard_chains.decoding.constraint import NO_BLANK_LINES
@@ -48,16 +49,22 @@ def json_rule(schema: Mapping[str, Any], of: str, *, strict: bool = True) -> str
     Raises:
         ConfigurationError: The schema is wrong, or uses what cannot be enforced.
     """
-    from llguidance import LLMatcher
-
     guidance = {**_GUIDANCE, "lenient": not strict}
     text = json.dumps({**closed(schema), "x-guidance": guidance}, ensure_ascii=False)
-    failed, messages = LLMatcher.validate_grammar_with_warnings(
-        LLMatcher.grammar_from_json_schema(text)
-    )
-    if failed:
-        raise ConfigurationError(f"{of} cannot be enforced: {_reason(' '.join(messages))}")
+    if fault := _fault(text):
+        raise ConfigurationError(f"{of} cannot be enforced: {_reason(fault)}")
     return f"%json {text}"
+
+
+@lru_cache(maxsize=1024)
+def _fault(schema: str) -> str:
+    """Return what is wrong with a schema, "" for nothing; a millisecond of work each."""
+    from llguidance import LLMatcher
+
+    failed, messages = LLMatcher.validate_grammar_with_warnings(
+        LLMatcher.grammar_from_json_schema(schema)
+    )
+    return " ".join(messages) if failed else ""
 
 
 def _reason(message: str) -> str:

@@ -162,6 +162,9 @@ FENCED = "```json\n{}\n```"
     [
         "",
         "Hello, how are you?\n\nFine.",
+        'Persons {"name": "Bob", "age": 3}, {"name": "a\\"b"}, {"name": "adder", "x": {}}',
+        'My tools: {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}',
+        'One of them is {"name": "add"}, or {"name":"add", "age": 3}',
         'An object {"a": 1}, a list [{"b": 2}], code\n```json\n{"a": 1}\n```\nand more.',
         tagged(CALL),
         tagged(CALL, OTHER) + "\n",
@@ -185,14 +188,15 @@ def test_text_and_calls_in_all_usual_forms_are_allowed(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "stop"),
     [
-        ('{"name": "greet", "arguments": {}}', "greet"),
-        ('```json\n{"name": "greet"}', "greet"),
-        ('{\n "name" : "greet"', "greet"),
-        ('Hi.\n\n{{"name": "greet"', "greet"),
+        ('{"name": "greet", "arguments": {}}', "guments"),
+        ('```json\n{"name": "greet", "parameters"', "meters"),
+        ('{\n "name" : "greet" , "args"', "gs"),
+        ('Hi.\n\n{{"name": "greet", "arguments": {', "guments"),
         (tagged('{"name": "greet"}'), "greet"),
         ("<tool_call>\nadd(1, 2)", "add"),
         ('{"name": "add", "arguments": {"x": 1}}', "x"),
-        ('{"name": "add", "age": 3}', "ge"),
+        ('{"name": "add", "args": {}}', "s"),
+        ('{"name": "add", "params": {}}', "s"),
         (f"{CALL}\n\nThe result is 3.", "The"),
         (f"{tagged(CALL)}\n<tool_response>", "response"),
         (f"{FENCED.format(CALL)}\n\nUser: ok", "User"),
@@ -213,8 +217,9 @@ def test_calls_in_reasoning_are_no_calls() -> None:
     thought = '<think>\nUse {"name": "foo"}? <tool_call> no.\n</think>\n\n'
     for text in (thought + "Hello.", thought + tagged(CALL), thought + CALL, "Hello", tagged(CALL)):
         assert allowed(thinking, text) == text + "END"
-    assert allowed(thinking, thought + '{"name": "foo') == thought + '{"name": "'
-    assert allowed(thinking, '{"name": "foo') == '{"name": "'
+    for before in (thought, ""):
+        foreign = before + '{"name": "foo", "ar'
+        assert allowed(thinking, foreign + "g") == foreign
     assert allowed(thinking, "<think>\nand so") == "<think>\nand so"  # no end yet
 
 
@@ -224,7 +229,17 @@ def test_names_are_taken_literally() -> None:
         call = f'{{"name": "{name}", "arguments": {{"n": "中文"}}}}'
         assert allowed(calls(tools=tools), call) == call + "END"
         assert allowed(calls("any", tools=tools), tagged(call)) == tagged(call) + "END"
-    assert allowed(calls(tools=tools), '{"name": "größeXm') == '{"name": "größe'
+    foreign = '{"name": "größeXm-2", "ar'
+    assert allowed(calls(tools=tools), foreign + "g") == foreign
+
+
+def test_many_tools_and_many_names_in_text_are_no_burden() -> None:
+    constraint = calls(
+        tools=[tool(f"tool_{i}", a=INTEGER, b={"type": "string"}) for i in range(60)]
+    )
+    persons = "".join(f'{{"name": "Person {i}", "age": {i}}}\n' for i in range(60))
+    call = '{"name": "tool_7", "arguments": {"a": 1, "b": "x"}}'
+    assert allowed(constraint, persons + call) == persons + call + "END"
 
 
 def test_white_space_in_a_call_is_bounded() -> None:

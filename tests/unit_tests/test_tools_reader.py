@@ -63,6 +63,7 @@ INVALID = "the call is not valid JSON"
         "The mark <tool_call> is text, and so is </tool_call>.",
         '{"name": "foo", "arguments": {"a": 1}}',
         '{"type": "function", "function": {"name": "add", "description": "Adds."}}',
+        '{"name": "add", "age": 3}',
         '{"name": "add", "description": "Adds two numbers.", "parameters": {"type": "object"}}',
         "Not at the start: <think>x</think>", "<thinking>", "<thi",
     ],
