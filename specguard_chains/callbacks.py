@@ -75,7 +75,8 @@ class LangGraphStepWriter(BaseCallbackHandler):
     nothing.
     """
 
-    run_inline = True  # the writer belongs to the context of the node
+    # No `run_inline`: the context of the node is copied to wherever this runs, and beside a handler
+    # with it LangChain (core 1.8.3) tells no other one the start of a plain LLM's async run.
 
     def __init__(self) -> None:
         from langgraph.config import get_stream_writer

@@ -12,6 +12,8 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from specguard_chains import callbacks
+from specguard_chains.callbacks import LangGraphStepWriter
+from specguard_chains.telemetry import OTelStepHandler
 from tests.unit_tests import routes, toy_chat
 from tests.unit_tests.routes import (
     ASYNC,
@@ -244,6 +246,21 @@ def test_peers_063_async_handlers_of_async_routes_run_on_the_callers_loop() -> N
 
     own = asyncio.run(consume())
     assert loops == {own}
+
+
+async def test_langchain_hides_starts_of_plain_llms_from_handlers_beside_inline_ones() -> None:
+    """Holds for core 1.8.3; the handlers of this package are therefore not inline."""
+
+    class Inline(Handler):
+        run_inline = True
+
+    handler, inline = Handler(), Inline()
+    await routes.llm().ainvoke("hi", {"callbacks": [handler, inline]})
+    assert inline.log.starts
+    assert not handler.log.starts
+    check(handler.log, 1)
+    assert not LangGraphStepWriter().run_inline
+    assert not OTelStepHandler().run_inline
 
 
 def test_a_handler_may_ask_the_same_model() -> None:
