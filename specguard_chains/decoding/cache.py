@@ -35,7 +35,10 @@ class Cache(Protocol):
     def configure(
         self, grounding: GroundingSpec | None, cancelled: Callable[[], bool] | None
     ) -> None:
-        """Prepare for a session. The cache is empty if the form of grounding changes."""
+        """Prepare for a session. The cache is empty if the form of grounding changes.
+
+        If only its passages change, the cache holds at most what stands before them.
+        """
         ...
 
     def fork(self, n: int, length: int) -> None:
@@ -114,23 +117,39 @@ class CachedSequence:
 
     def clear(self) -> None:
         """Forget all tokens."""
-        self.cache.keep(0, 0)
-        self.tokens, self.prompt_logits = [], None
+        self.cut(0)
 
     def keep_prefix(self, prompt: Sequence[int]) -> int:
         """Drop all but the tokens that a prompt begins with; return their number."""
         length = common_prefix(self.tokens, prompt)
+        self.cut(length)
+        return length
+
+    def cut(self, length: int) -> None:
+        """Drop all but the first `length` tokens."""
         self.cache.keep(0, length)
         del self.tokens[length:]
         if self.prompt_logits is not None and self.prompt_logits[0] > length:
             self.prompt_logits = None
-        return length
+
+    def usable(self, prompt: Sequence[int], grounding: GroundingSpec | None) -> int:
+        """Return how many of a prompt's first tokens it holds, read as they are to be read."""
+        length = common_prefix(self.tokens, prompt)
+        if self.grounding == grounding:
+            return length
+        if self.grounding is None or grounding is None:
+            return 0
+        if not grounding.same_but_for_passages(self.grounding):
+            return 0
+        return int(min(length, self.grounding.before_passages, grounding.before_passages))
 
 
 def rollout_for(
     spec: GroundingSpec | None, latest: Rollout | None, *, attention_layers: int, slots: int
 ) -> Rollout | None:
     """Return the rollout of a session: the latest one if its form is the same, None for none.
+
+    The cache holds at most what stands before the passages, if these change.
 
     Raises:
         ConfigurationError: More layers are to be read than the engine shows.
@@ -142,7 +161,11 @@ def rollout_for(
             f"grounding over {spec.layers} layers needs more than the engine's "
             f"attention_layers={attention_layers}; load the model with more"
         )
-    return latest if latest is not None and latest.spec == spec else Rollout(spec, slots)
+    if latest is None or not latest.spec.same_but_for_passages(spec):
+        return Rollout(spec, slots)
+    if latest.spec != spec:
+        latest.change_passages(spec)
+    return latest
 
 
 def check_branches(n: int, max_candidates: int) -> None:

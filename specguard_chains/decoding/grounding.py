@@ -18,7 +18,8 @@ position in a plain cache and the KV cell in llama.cpp, where cells of k candida
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal, get_args
 
 import numpy as np
@@ -66,6 +67,15 @@ class GroundingSpec:
         return cls(layers, 0.0 if form == "dense" else threshold, form == "renormalised")
 
     @property
+    def before_passages(self) -> float:
+        """How many of a prompt's first tokens stand before all passages: inf if there are none."""
+        return min((start for spans in self.passages for start, _ in spans), default=inf)
+
+    def same_but_for_passages(self, other: GroundingSpec) -> bool:
+        """Whether grounding is read alike."""
+        return replace(self, passages=()) == replace(other, passages=())
+
+    @property
     def form(self) -> GroundingForm:
         """The name of this form."""
         if self.threshold == 0:
@@ -106,8 +116,12 @@ class Rollout:
         # [layer, slot, which]; layer 0 is the indicator of I.
         self._mass = np.zeros((spec.layers + 1, slots, 2), dtype=np.float32)
         # [layer, slot, passage]; apart from the other one, which so stays the same to the last bit.
-        passages = len(spec.passages)
-        self._leaning = np.zeros((spec.layers + 1, slots, passages), dtype=np.float32)
+        self._leaning = np.zeros((spec.layers + 1, slots, len(spec.passages)), dtype=np.float32)
+
+    def change_passages(self, spec: GroundingSpec) -> None:
+        """Tell of other passages from now on; what was read so far stands before all of them."""
+        self.spec = spec
+        self._leaning = np.zeros((*self._mass.shape[:2], len(spec.passages)), dtype=np.float32)
 
     def begin(
         self, slots: IntArray, *, context: bool, positions: Sequence[int] | IntArray | None = None

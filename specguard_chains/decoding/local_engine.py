@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from specguard_chains.decoding.cache import Cache, CachedSequence, Tokenizer, common_prefix
+from specguard_chains.decoding.cache import Cache, CachedSequence, Tokenizer
 from specguard_chains.decoding.constraint import Constraint, TokenTrie
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.fair_lock import FairLock
@@ -141,16 +141,13 @@ class LocalEngine(Tokenizer, ABC):
         A conversation that has nothing in common with the idle ones gets a sequence of its own
         while there may be more, then the one that was idle longest.
         """
-        shared = [
-            common_prefix(idle.tokens, tokens) if idle.grounding == grounding else 0
-            for idle in self._idle
-        ]
+        shared = [idle.usable(tokens, grounding) for idle in self._idle]
         best = max(range(len(shared)), key=shared.__getitem__, default=None)
         if best is None or (2 * shared[best] < len(tokens) and len(shared) < self.max_idle):
             return CachedSequence(self.new_cache(), grounding)
         sequence = self._idle.pop(best)
-        if sequence.grounding != grounding:  # its context was read in another form
-            sequence.clear()
+        if sequence.grounding != grounding:  # some of its context was read in another form
+            sequence.cut(shared[best])
             sequence.grounding = grounding
         return sequence
 

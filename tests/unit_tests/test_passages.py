@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specguard_chains.decoding.boundaries import Boundary
-from specguard_chains.decoding.cache import Rows
+from specguard_chains.decoding.cache import Rows, rollout_for
 from specguard_chains.decoding.calibration import Bounds, Calibration
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Prompt
@@ -27,7 +27,7 @@ from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.decoding.steps import Review, Source, Step, Verdict
 from specguard_chains.decoding.verification import EnsembleVerifier
 from specguard_chains.errors import AttentionUnavailableError, ConfigurationError, EngineError
-from tests.toy_engine import ToyCache, ToyEngine, random_policy, scripted_policy
+from tests.toy_engine import LAYERS, ToyCache, ToyEngine, random_policy, scripted_policy
 from tests.unit_tests.test_grounding import FORMS, SLOTS, full_attention
 
 APPLE, PEAR, PLUM = "An apple is red.", "A pear is green.", "A plum is blue."
@@ -55,10 +55,11 @@ class PassageCache(ToyCache):
     """The toy's cells, where passages are read too."""
 
     def configure(self, grounding: GroundingSpec | None, cancelled: Any) -> None:
-        if grounding != self._spec:
-            super().configure(grounding, cancelled)
-            self._rollout = grounding and PlacedRollout(grounding, self._engine.cells)
-        self._cancelled = cancelled
+        slots = self._engine.cells
+        latest = rollout_for(grounding, self._rollout, attention_layers=LAYERS, slots=slots)
+        if grounding is not None and not isinstance(latest, PlacedRollout):
+            latest = PlacedRollout(grounding, slots)
+        self._rollout, self._cancelled = latest, cancelled
 
     def forward(self, tokens: Any, positions: Any, branches: Any, **how: Any) -> Rows:
         if self._rollout is None:
@@ -148,18 +149,25 @@ def test_grounding_is_the_same_to_the_last_bit() -> None:
         np.testing.assert_array_equal(bare.reading.grounding, told.reading.grounding)
 
 
-def test_a_cached_prompt_is_read_again_for_other_passages() -> None:
+def test_a_cached_prompt_is_read_again_from_the_first_passage_that_may_differ() -> None:
     engine = PassageEngine(random_policy(1))
+    text = f"Read this: {TEXT}"
+    whole, before = len(engine.encode(Prompt(text=text))), len("Read this: ")
     reused = []
-    for passages in (FRUIT, FRUIT, (PLUM,), ()):
-        with closing(engine.open(replace(PROMPT, passages=passages), grounding=SPEC)) as session:
+    for passages in (FRUIT, FRUIT, (PLUM,), (), (PEAR, PLUM), FRUIT):
+        with closing(engine.open(Prompt(text=text, passages=passages), grounding=SPEC)) as session:
             (step,) = session.sample(1, Boundary(max_tokens=12), ANY, seed=(1,))
             reused.append(session.counters.reused)
-        told = step.reading.passages
-        assert (0 if told is None else told.shape[1]) == len(passages)
-        if passages == (PLUM,):
-            np.testing.assert_allclose(told[:, 0], expected(engine, step.tokens)[:, 2], atol=1e-6)
-    assert reused == [0, len(engine.encode(PROMPT)), 0, 0]
+        values = expected(engine, step.tokens, text)
+        for number, passage in enumerate(passages):
+            told = step.reading.passages[:, number]
+            np.testing.assert_allclose(told, values[:, FRUIT.index(passage)], atol=1e-6)
+        cold = PassageEngine(engine.policy)
+        with closing(cold.open(Prompt(text=text), grounding=SPEC)) as session:
+            (fresh,) = session.sample(1, Boundary(max_tokens=12), ANY, seed=(1,))
+        np.testing.assert_allclose(step.reading.grounding, fresh.reading.grounding, atol=1e-6)
+    pear, plum = (text.encode().index(fruit.encode()) for fruit in (PEAR, PLUM))
+    assert reused == [0, whole, before, plum, pear, before]
 
 
 def test_tokens_that_move_keep_their_values() -> None:
