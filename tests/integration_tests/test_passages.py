@@ -19,7 +19,11 @@ from specguard_chains.decoding.boundaries import Boundary, StepShape
 from specguard_chains.decoding.calibration import Bounds, Calibration
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Prompt, Session
-from specguard_chains.decoding.grounding import GroundingSpec, passages_reference
+from specguard_chains.decoding.grounding import (
+    GroundingSpec,
+    passages_reference,
+    rollout_reference,
+)
 from specguard_chains.decoding.local_engine import LocalEngine
 from specguard_chains.decoding.passages import locate
 from specguard_chains.decoding.sampling import Sampling
@@ -128,6 +132,30 @@ def test_transformers_gives_what_the_formula_says(
     assert transformers_tiny.vocabulary == tiny.vocabulary
     with closing(transformers_tiny.open(TEXT, grounding=SPEC)) as session:
         assert_as_the_formula_says(session, tiny, TEXT, 1e-5)
+
+
+@pytest.mark.parametrize("engine", ["tiny", "transformers_tiny"])
+def test_a_prompts_beginning_is_reused_when_its_passages_change(
+    engine: str, tiny: LlamaCppEngine, request: pytest.FixtureRequest
+) -> None:
+    ours: LocalEngine = request.getfixturevalue(engine)
+    text = f"read this, and then think. {TEXT.text}"
+    reused = []
+    for passages in (PLACES, PLACES[1:], ()):
+        prompt = Prompt(text=text, passages=passages)
+        with closing(ours.open(prompt, grounding=SPEC)) as session:
+            (step,) = session.sample(1, Boundary("\0", max_tokens=12), WARM, seed=(1,))
+            reused.append(session.counters.reused)
+        if passages:
+            values = formula(tiny, prompt, [], step.tokens)
+            assert step.reading.passages is not None
+            np.testing.assert_allclose(step.reading.passages, values, atol=1e-5)
+        attention = full_attention(tiny, [*tiny.encode(prompt), *step.tokens], SPEC.layers)
+        expected = rollout_reference(attention, len(tiny.encode(prompt)), SPEC)
+        assert step.reading.grounding is not None
+        np.testing.assert_allclose(step.reading.grounding, expected, atol=1e-5)
+    first, second = (locate([p], tiny.encode(prompt), tiny)[0][0][0] for p in PLACES[:2])
+    assert reused[1:] == [first, second]
 
 
 def test_a_quantised_model_gives_what_the_formula_says(load: Load, model_path: ModelPath) -> None:
