@@ -46,6 +46,8 @@ class _Ahead:
     step: Candidate
     depth: int
     """How deep to draft after the step."""
+    kept: int
+    """Tokens of it that the draft proposed."""
 
 
 class SpeculativeSession:
@@ -113,17 +115,19 @@ class SpeculativeSession:
     ) -> Candidate:
         """Return a step whose tokens have the target's law, if `choose` draws fairly."""
         self._go_back()
-        step, depth = self._target.writer(boundary), self._depth
+        step, depth, kept = self._target.writer(boundary), self._depth, 0
         while step.ending is None:
             left = boundary.max_tokens - len(step.tokens)
             block = self._propose(min(depth, left - 1), sampling, choose)
+            before = len(step.tokens)
             accepted = self._verify(block, step, sampling, choose)
+            kept += min(accepted, len(step.tokens) - before)
             if block.drafted:
                 depth = self._speculation.next_depth(depth, block.drafted, accepted)
             if watch is not None and not watch(min(step.logprobs), None):
                 step.ending = Ending.REJECTED_EARLY
         candidate = step.candidate()
-        self._ahead = _Ahead(candidate, depth)
+        self._ahead = _Ahead(candidate, depth, kept)
         return candidate
 
     def read(self, candidate: Candidate) -> Reading:
@@ -142,6 +146,7 @@ class SpeculativeSession:
         """See `Session.accept`."""
         if self._ahead is not None and self._holds(candidate):
             self._depth = self._ahead.depth
+            self._ledger.count(Source.DRAFT, "kept", self._ahead.kept)
         elif self.fits(candidate):
             self._draft.accept(candidate)
             self._target.accept(candidate)
@@ -202,7 +207,6 @@ class SpeculativeSession:
             self._target.counters.written += len(written) > len(path)
             self._target.extend(written)
         self._draft.extend(written)
-        self._ledger.count(Source.DRAFT, "kept", min(len(written), len(path)))
         self._ledger.count(Source.TARGET, "passes", 1)
         return len(path)
 
