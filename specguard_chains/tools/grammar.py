@@ -66,7 +66,7 @@ def call_constraint(
     if choice.mode == "none" or not names:
         raise ConfigurationError("there are no tools to call; bind some or leave tool_choice out")
     called = [tool for tool in tools if choice.name in (None, tool["function"]["name"])]
-    rules = _calls(called, form, strict=strict)
+    rules = _calls(called, form, strict=strict, compact=choice.mode == "required")
     if choice.mode == "required":
         return _constraint([*rules, _required(form, parallel=choice.parallel)], reasoning)
     rules += [f"after: {_after(parallel=choice.parallel)}"]
@@ -117,17 +117,17 @@ def _answer(schema: Schema, strict: bool) -> str:
     return f"answer: {json_rule(schema, 'the schema of the answer', strict=strict)}"
 
 
-def _calls(tools: Sequence[Tool], form: ToolFormat, *, strict: bool) -> list[str]:
+def _calls(tools: Sequence[Tool], form: ToolFormat, *, strict: bool, compact: bool) -> list[str]:
     """Return the rules of a whole call, alone and between marks."""
     rules = ['tagged: "<tool_call>" WS? call WS? "</tool_call>"', _one_of("call", tools)]
     for i, tool in enumerate(tools):
         parameters, of = closed(parameters_of(tool)), f"the schema of tool {_name(tool)!r}"
         if form.style is CallStyle.NAMED:
             rules.append(f"call{i}: {_quoted(_name(tool))} named{i}")
-            rules.append(f"named{i}: {json_rule(parameters, of, strict=strict)}")
+            rules.append(f"named{i}: {json_rule(parameters, of, strict=strict, compact=compact)}")
         else:
             schema = call_schema(_name(tool), parameters, form.arguments)
-            rules.append(f"call{i}: {json_rule(schema, of, strict=strict)}")
+            rules.append(f"call{i}: {json_rule(schema, of, strict=strict, compact=compact)}")
     return rules
 
 

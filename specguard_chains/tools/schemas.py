@@ -32,24 +32,27 @@ _LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 _SINGLE = frozenset({"items", "additionalProperties", "not", "if", "then", "else", "contains"})
 _COMBINED = frozenset({"allOf", "anyOf", "oneOf", "$ref", "patternProperties"})
 
-_GUIDANCE = {
-    "whitespace_pattern": NO_BLANK_LINES,
-    "json_allowed_escapes": 'nrbtf\\"',  # half of a \uXXXX pair would be no text
-}
+_ESCAPES = 'nrbtf\\"'  # half of a \uXXXX pair would be no text
+_FLEXIBLE = {"whitespace_pattern": NO_BLANK_LINES}
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def json_rule(schema: Mapping[str, Any], of: str, *, strict: bool = True) -> str:
+def json_rule(
+    schema: Mapping[str, Any], of: str, *, strict: bool = True, compact: bool = False
+) -> str:
     """Return the right side of a rule for JSON that follows a schema.
 
     Args:
         schema: The JSON schema.
         of: What it is the schema of, for messages.
         strict: Whether keywords that cannot be enforced are refused; else they are left out.
+        compact: Allow white space as `json.dumps` and templates have it, and no other.
 
     Raises:
         ConfigurationError: The schema is wrong, or uses what cannot be enforced.
     """
-    guidance = {**_GUIDANCE, "lenient": not strict}
+    guidance = {"lenient": not strict, "json_allowed_escapes": _ESCAPES}
+    guidance |= _COMPACT if compact else _FLEXIBLE
     text = json.dumps({**closed(schema), "x-guidance": guidance}, ensure_ascii=False)
     if fault := _fault(text):
         raise ConfigurationError(f"{of} cannot be enforced: {_reason(fault)}")

@@ -84,7 +84,7 @@ def calls(
 # Required calls
 
 
-@pytest.mark.parametrize("text", [tagged(CALL), tagged(OTHER), tagged(CALL, OTHER), tagged(PRETTY)])
+@pytest.mark.parametrize("text", [tagged(CALL), tagged(OTHER), tagged(CALL, OTHER)])
 def test_required_calls_stand_between_the_marks_of_the_template(text: str) -> None:
     assert allowed(calls("any"), text) == text + "END"
 
@@ -100,6 +100,8 @@ def test_required_calls_stand_between_the_marks_of_the_template(text: str) -> No
             '<tool_call>\n{"name": "add", "arguments": {"',
         ),
         (tagged('{"name": "add", "arguments": {}}'), '<tool_call>\n{"name": "add", "arguments": {'),
+        (tagged(PRETTY), "<tool_call>\n{"),
+        ("<tool_call>\n\n", "<tool_call>\n"),
         (tagged(CALL) + "\n\nThe", tagged(CALL) + "\n\n"),
     ],
 )
