@@ -7,6 +7,7 @@ and accepting, rolling back, reusing and rejecting leave no trace. README.md say
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ import pytest
 
 from specguard_chains.decoding.arrays import FloatArray, IntArray
 from specguard_chains.decoding.boundaries import Boundary, Ending
+from specguard_chains.decoding.constraint import Constraint
 from specguard_chains.decoding.engine import (
     Candidate,
     Engine,
@@ -42,6 +44,7 @@ from specguard_chains.errors import (
 
 GREEDY = Sampling(temperature=0)
 WARM = Sampling(temperature=0.8, top_p=0.9)
+DEAD_END = 'start: "x" NONE\nNONE: /a/ & /b/'
 NEVER = "\0never\0"
 SEED = (7, 1, False)
 
@@ -438,6 +441,107 @@ class EngineConformance:
         with pytest.raises(ContextOverflowError):
             session.logits(TokenTree((1,) * (session.room + 1)))
         self.assert_same_sequence(session, start())
+
+    # --- grammars
+
+    @pytest.fixture
+    def held(self, engine: Engine) -> Callable[[Constraint], Session]:
+        """Opens sessions that are held to a grammar."""
+        if not engine.capabilities.constraints:
+            pytest.skip("the engine cannot hold a session to a grammar")
+        spec = self.spec if engine.capabilities.attention else None
+        return lambda constraint: engine.open(
+            self.prompts[0], grounding=spec, constraint=constraint
+        )
+
+    def test_a_grammar_is_kept_or_refused(self, engine: Engine) -> None:
+        constraint = Constraint.regex("a")
+        if engine.capabilities.constraints:
+            with closing(engine.open(self.prompts[0], constraint=constraint)) as session:
+                assert greedy(session, 4).text == "a"
+        else:
+            with pytest.raises(ConfigurationError):
+                engine.open(self.prompts[0], constraint=constraint)
+        with closing(self.open(engine, self.prompts[0])) as session:
+            assert greedy(session, 4).tokens
+
+    @pytest.mark.parametrize("pattern", ["[0-9]{3}-(a|bc){2}", "(é|😀){2}", "x\n\n+y"])
+    @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+    def test_candidates_follow_a_grammar_to_its_end(
+        self, held: Callable[[Constraint], Session], k: int, sampling: Sampling, pattern: str
+    ) -> None:
+        with closing(held(Constraint.regex(pattern))) as session:
+            for candidate in session.sample(k, limit(16), sampling, seed=SEED):
+                if "+" not in pattern:
+                    assert candidate.ends_sequence
+                if candidate.ends_sequence:
+                    assert re.fullmatch(pattern, candidate.text)
+                self.assert_readings_close(session.read(candidate), candidate.reading)
+
+    @pytest.mark.parametrize("tokens", [1, 2, 5])
+    def test_steps_under_a_grammar_add_up_to_the_answer(
+        self, held: Callable[[Constraint], Session], tokens: int
+    ) -> None:
+        schema = {"type": "object", "properties": {"é": {"enum": ["😀 ab", "cd"]}}}
+        constraint = Constraint.json_schema({**schema, "required": ["é"]})
+        with closing(held(constraint)) as session:
+            whole = greedy(session, 16)
+            length = session.length
+            for _ in range(2):
+                steps: list[Candidate] = []
+                while sum(len(step.tokens) for step in steps) < len(whole.tokens):
+                    steps.append(greedy(session, tokens))
+                    session.accept(steps[-1])
+                text = "".join(step.text for step in steps)
+                assert text.startswith(whole.text)
+                session.rollback(length)
+
+    def test_log_probs_are_those_of_the_allowed_tokens(
+        self, held: Callable[[Constraint], Session], start: Callable[..., Session]
+    ) -> None:
+        """Nothing is as likely among all tokens as among some of them."""
+        with closing(held(Constraint.regex("[a-c]{4}"))) as session:
+            step = greedy(session, 4)
+        free = start().read(step).logprobs
+        assert (step.reading.logprobs >= free - self.logprob_tolerance).all()
+        assert step.reading.logprobs.sum() > free.sum()
+
+    def test_a_step_of_another_vocabulary_is_followed_in_the_grammar(
+        self, held: Callable[[Constraint], Session]
+    ) -> None:
+        with closing(held(Constraint.regex("é (ab|xyz) 1"))) as session:
+            for text in ("é ", "xy"):
+                step = text_step(text)
+                assert (session.read(step).logprobs <= 0).all()
+                session.accept(step)
+            assert greedy(session, 8).text == "z 1"
+
+    def test_a_trees_logits_forbid_what_the_grammar_does(
+        self, engine: Engine, held: Callable[[Constraint], Session]
+    ) -> None:
+        if not engine.capabilities.logits:
+            pytest.skip("the engine does not show its logits")
+        with closing(held(Constraint.regex("abc"))) as opened:
+            session, tree = cast("LogitSession", opened), TokenTree((1,) * 4)
+            text, node = "", 0
+            while text != "abc":
+                rest = "abc"[len(text) :]
+                row = session.logits(tree)[-1]
+                allowed = np.flatnonzero(np.isfinite(row)).tolist()
+                assert allowed
+                assert all(rest.startswith(self.text_of(engine, [token])) for token in allowed)
+                node = tree.add(int(row.argmax()), node)
+                text = self.text_of(engine, tree.path(node))
+            ends = np.flatnonzero(np.isfinite(session.logits(tree)[-1])).tolist()
+            assert ends
+            assert self.text_of(engine, ends) == ""
+
+    def test_a_dead_end_leaves_the_engine_usable(
+        self, held: Callable[[Constraint], Session], start: Callable[..., Session], engine: Engine
+    ) -> None:
+        with pytest.raises(EngineError), closing(held(Constraint.lark(DEAD_END))) as session:
+            greedy(session, 4)
+        self.assert_same_sequence(start(on=engine), start())
 
     # --- rolling back
 

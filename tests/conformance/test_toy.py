@@ -53,7 +53,7 @@ class SpeculativeEngine(ToyEngine):
 
     def __init__(self) -> None:
         super().__init__(policy, context_length=128, attention=False)
-        self.capabilities = Capabilities(in_process=True, max_candidates=4)
+        self.capabilities = Capabilities(in_process=True, max_candidates=4, constraints=True)
         self.draft = ToyEngine(self._guess, context_length=128)
 
     def _guess(self, tokens: tuple[int, ...]) -> FloatArray:
@@ -61,7 +61,8 @@ class SpeculativeEngine(ToyEngine):
 
     def open(self, prompt: Prompt, **settings: Any) -> Session:
         target = super().open(prompt, **settings)
-        return SpeculativeSession(self.draft.open(prompt), target, Speculation((2, 1, 1)))
+        draft = self.draft.open(prompt, constraint=settings.get("constraint"))
+        return SpeculativeSession(draft, target, Speculation((2, 1, 1)))
 
     def close(self) -> None:
         super().close()
