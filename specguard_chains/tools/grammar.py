@@ -218,7 +218,7 @@ def _constraint(
     lines = [*_SHARED, *rules, *(free.rules("body") if free else ())]
     if reasoning is None:
         return Constraint.lark("\n".join([*lines, "start: body"]))
-    opening, closing = _escaped(reasoning.opening), _escaped(reasoning.closing)
+    opening, closing = rf"\s*{_escaped(reasoning.opening)}", _escaped(reasoning.closing)
     begun = "" if reasoning.opened else opening
     lines.append(f"thought[lazy]: /{begun}{_TEXT}{closing}/")
     if reasoning.opened:

@@ -217,7 +217,8 @@ def test_parallel_calls_can_be_ruled_out_in_text() -> None:
 def test_calls_in_reasoning_are_no_calls() -> None:
     thinking = calls(reasoning=ReasoningTags())
     thought = '<think>\nUse {"name": "foo"}? <tool_call> no.\n</think>\n\n'
-    for text in (thought + "Hello.", thought + tagged(CALL), thought + CALL, "Hello", tagged(CALL)):
+    answers = ("Hello.", tagged(CALL), CALL)
+    for text in [before + answer for before in ("", thought, "\n" + thought) for answer in answers]:
         assert allowed(thinking, text) == text + "END"
     for before in (thought, ""):
         foreign = before + '{"name": "foo", "ar'
