@@ -123,8 +123,8 @@ def _calls(tools: Sequence[Tool], form: ToolFormat, *, strict: bool, compact: bo
     for i, tool in enumerate(tools):
         parameters, of = closed(parameters_of(tool)), f"the schema of tool {_name(tool)!r}"
         if form.style is CallStyle.NAMED:
-            rules.append(f"call{i}: {_quoted(_name(tool))} named{i}")
-            rules.append(f"named{i}: {json_rule(parameters, of, strict=strict, compact=compact)}")
+            rules.append(f"call{i}: {_quoted(_name(tool))} called{i}")
+            rules.append(f"called{i}: {json_rule(parameters, of, strict=strict, compact=compact)}")
         else:
             schema = call_schema(_name(tool), parameters, form.arguments)
             rules.append(f"call{i}: {json_rule(schema, of, strict=strict, compact=compact)}")

@@ -187,6 +187,13 @@ def test_text_and_calls_in_all_usual_forms_are_allowed(text: str) -> None:
     assert allowed(calls(), text) == text + "END"
 
 
+@pytest.mark.parametrize("form", [HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED])
+def test_text_and_calls_are_allowed_whatever_the_format(form: ToolFormat) -> None:
+    for text in ("Hello.", CALL, CALL.replace("arguments", "parameters"), FENCED.format(CALL)):
+        for more in ({}, {"reasoning": ReasoningTags()}):
+            assert allowed(calls(form=form, **more), text) == text + "END"
+
+
 @pytest.mark.parametrize(
     ("text", "stop"),
     [
