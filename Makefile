@@ -47,7 +47,7 @@ clean:  ## Remove the environment and the caches of the tools (models stay)
 # One environment, one stamp per set of extras: a repeated call installs nothing.
 $(VENV)/.stamp-demo:        EXTRAS := llama-cpp,hub
 $(VENV)/.stamp-test:        EXTRAS := test
-$(VENV)/.stamp-integration: EXTRAS := test,test-server,hub,sentence,transformers
+$(VENV)/.stamp-integration: EXTRAS := test,test-agents,test-server,hub,sentence,transformers
 $(VENV)/.stamp-bench:       EXTRAS := bench,llama-cpp,hub,transformers,openai
 $(VENV)/.stamp-lint:        EXTRAS := lint,test
 
