@@ -21,7 +21,7 @@ class Rows:
     grounding: FloatArray | None
     """Shape (n,); None if no grounding is read."""
     passages: FloatArray | None = None
-    """What of it rests on each passage, shape (n, P); None if none are read."""
+    """The attention paid to each passage, shape (n, P); None if none are read."""
 
 
 class Cache(Protocol):

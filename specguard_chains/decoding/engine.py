@@ -39,7 +39,7 @@ class Prompt:
     """Raw text, continued as it stands; no template is applied to it."""
     passages: Sequence[str] = ()
     """Texts that stand in the prompt to the letter, such as what a search has found: readings say
-    how much rests on each."""
+    how much of the attention is paid to each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class Reading:
     each token of another model that read them. The last token of a candidate that was rejected
     early may lack it."""
     passages: FloatArray | None = None
-    """What of the grounding rests on each of the prompt's passages: attention mass that reaches
-    the passage's tokens. Shape (tokens of grounding, P); None if none are read."""
+    """What is paid to each of the prompt's passages of the attention that grounding is rolled out
+    from, a mean over the layers. Shape (tokens of grounding, P); None if none are read."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that no verdict can rest on."""
@@ -76,7 +76,7 @@ class Reading:
 
     @property
     def passage_shares(self) -> tuple[float, ...]:
-        """What rests on each passage, a mean over the tokens; () if no passages were read."""
+        """The attention paid to each passage, a mean over the tokens; () if none were read."""
         if self.passages is None or not len(self.passages):
             return ()
         return tuple(self.passages.mean(axis=0).tolist())

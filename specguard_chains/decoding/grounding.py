@@ -8,8 +8,11 @@ prompt and the accepted steps), the paper rolls attention out and sums the colum
 Nobody needs R. With u_0 the indicator of I, u_l = A^(l) u_(l-1) gives G = u_L at the step's rows,
 and attention is causal, so a row's value needs only earlier ones: each token costs one dot product
 a layer, at the moment that the model computes its attention row. No attention matrix is kept.
-With the indicator of a passage of the prompt in place of I's, the same rows say how much of a token
-rests on that passage.
+
+The same rows say what a token leans on: the attention that it pays to the tokens of each passage
+of the prompt, a mean over the L layers. That is not rolled out. In fifteen cases the default draft
+read a right answer below three passages, in turned orders: the passage that it came from led in 15
+of them, and in 9 when rolled out, which prefers what stands first.
 
 Tokens are addressed by *slot*: whatever indexes the columns of an attention row. That is the
 position in a plain cache and the KV cell in llama.cpp, where cells of k candidates interleave.
@@ -23,7 +26,6 @@ from math import inf
 from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from specguard_chains.decoding.arrays import FloatArray, IntArray
 from specguard_chains.errors import ConfigurationError, EngineError
@@ -115,7 +117,7 @@ class Rollout:
         self.spec = spec
         # [layer, slot, which]; layer 0 is the indicator of I.
         self._mass = np.zeros((spec.layers + 1, slots, 2), dtype=np.float32)
-        # [layer, slot, passage]; apart from the other one, which so stays the same to the last bit.
+        # [layer, slot, passage]; layer 0 is the indicator of the passage, for every layer.
         self._leaning = np.zeros((spec.layers + 1, slots, len(spec.passages)), dtype=np.float32)
 
     def change_passages(self, spec: GroundingSpec) -> None:
@@ -155,7 +157,7 @@ class Rollout:
         """
         self._mass[layer + 1, slots] = rows @ self._mass[layer, : rows.shape[1]]
         if self.spec.passages:
-            self._leaning[layer + 1, slots] = rows @ self._leaning[layer, : rows.shape[1]]
+            self._leaning[layer + 1, slots] = rows @ self._leaning[0, : rows.shape[1]]
 
     def move(self, sources: IntArray, targets: IntArray) -> None:
         """Let tokens lie in other slots from now on, as a cache does that closes its holes."""
@@ -168,8 +170,8 @@ class Rollout:
         return values
 
     def passages(self, slots: IntArray) -> FloatArray | None:
-        """Return what of G rests on each passage, shape (len(slots), P); None if none is read."""
-        return self._leaning[-1, slots] if self.spec.passages else None
+        """Return the attention paid to each passage, shape (len(slots), P); None without them."""
+        return self._leaning[1:, slots].mean(axis=0) if self.spec.passages else None
 
     def commit(self, slots: IntArray) -> None:
         """Make a step's tokens part of the context."""
@@ -198,24 +200,18 @@ def rollout_reference(attention: FloatArray, context: int, spec: GroundingSpec) 
     Returns:
         Grounding of the tokens after the context, shape (N - context,).
     """
-    rolled = _rolled_out(attention, spec)
+    rolled = np.eye(attention.shape[-1], dtype=np.float64)
+    for layer in attention:
+        rolled = average_heads(layer, spec).astype(np.float64) @ rolled
     mass: FloatArray = rolled[context:, :context].sum(axis=1).astype(np.float32)
     return mass
 
 
 def passages_reference(attention: FloatArray, context: int, spec: GroundingSpec) -> FloatArray:
-    """Return what of `rollout_reference` rests on each passage, shape (N - context, P)."""
-    rolled = _rolled_out(attention, spec)[context:]
-    mass = [
-        sum((rolled[:, start:end].sum(axis=1) for start, end in spans), np.zeros(len(rolled)))
+    """Return the attention paid to each passage, by tokens after the context: (N - context, P)."""
+    rows = np.mean([average_heads(layer, spec) for layer in attention], axis=0)[context:]
+    of_passages = [
+        np.concatenate([rows[:, start:end] for start, end in spans], axis=1).sum(axis=1)
         for spans in spec.passages
     ]
-    return np.stack(mass, axis=1).astype(np.float32)
-
-
-def _rolled_out(attention: FloatArray, spec: GroundingSpec) -> npt.NDArray[np.float64]:
-    """Return R, shape (N, N)."""
-    rolled = np.eye(attention.shape[-1], dtype=np.float64)
-    for layer in attention:
-        rolled = average_heads(layer, spec).astype(np.float64) @ rolled
-    return rolled
+    return np.stack(of_passages, axis=1).astype(np.float32)

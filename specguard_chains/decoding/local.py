@@ -49,7 +49,7 @@ class _Draft(Branch):
     step: StepWriter = field(kw_only=True)
     matcher: Matcher | None = field(kw_only=True)
     passages: list[FloatArray] = field(default_factory=list, kw_only=True)
-    """What of each token's grounding rests on each passage, if that is read."""
+    """The attention that each token pays to each passage, if that is read."""
 
     def __post_init__(self) -> None:
         self.tokens = self.step.tokens

@@ -136,10 +136,11 @@ class Step:
     reviews: tuple[Review, ...] = ()
     """What the reviewer said of each version of the step, the last one being this one."""
     passages: tuple[float, ...] = ()
-    """How much of this text rests on each of the prompt's passages: the rolled-out attention mass
-    that reaches the passage's tokens, a mean over the step's tokens. By the model that grounding
-    is read from, whoever wrote the step. Empty if no passages were given or no attention is read,
-    and for a last step that does not fit into that model's context."""
+    """How much this text leans on each of the prompt's passages: the share of its attention that is
+    paid to the passage's tokens, a mean over the step's tokens and the layers that grounding is
+    read from. In [0, 1]; a long passage has more than a short one of the same weight. By the model
+    that grounding is read from, whoever wrote the step. Empty if no passages were given or no
+    attention is read, and for a last step that does not fit into that model's context."""
     finish_reason: FinishReason | None = None
     """Set on the last step."""
 
