@@ -18,6 +18,7 @@ from specguard_chains.callbacks import EVENT, LangGraphStepWriter
 from specguard_chains.messages import STEPS_KEY
 from tests.unit_tests import routes
 from tests.unit_tests.routes import GRAPHS, MESSAGES, SHAPES, Handler, collect, graph
+from tests.unit_tests.test_peers_tools import call_text, talk
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning"),
@@ -117,6 +118,32 @@ def test_steps_in_the_custom_stream_of_an_agent(route: str) -> None:
     handler = Handler()
     config = {"callbacks": [handler, LangGraphStepWriter()]}
     check(ROUTES[route](create_agent(routes.chat(), []), config), handler)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_peers_077_an_agents_tools_and_steps_are_in_one_stream(
+    asynchronous: bool, route: str
+) -> None:
+    if asynchronous and route in SYNC_ROUTES:  # LangGraph's rule
+        return
+
+    def say(a: int, b: int) -> int:
+        get_stream_writer()({"event": "tool", "sum": a + b})
+        return a + b
+
+    async def asay(a: int, b: int) -> int:
+        await asyncio.sleep(0)
+        return say(a, b)
+
+    add = tool("add", description="Add two numbers.")(asay if asynchronous else say)
+    handler, model = Handler(), talk(call_text(), "It is 3.\n\nReally.")
+    config = {"callbacks": [handler, LangGraphStepWriter()]}
+    parts = ROUTES[route](create_agent(model, [add]), config)
+    asked, answered = map(str, handler.log.model_runs)
+    found = [(part.get("run_id"), part.get("sum") or part["data"]["number"]) for part in parts]
+    assert found == [(asked, 1), (None, 3), (answered, 1), (answered, 2)]
+    assert parts[0]["data"]["phase"] == "tool_call"
 
 
 @pytest.mark.parametrize("shape", GRAPHS)
