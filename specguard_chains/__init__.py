@@ -12,7 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specguard_chains.callbacks import LangGraphStepWriter
     from specguard_chains.chat_model import ChatSpecGuard
+    from specguard_chains.console import ConsoleStepHandler
     from specguard_chains.decoding.boundaries import Phase
     from specguard_chains.decoding.steps import Review, Source, Step, Verdict
     from specguard_chains.errors import (
@@ -31,18 +33,24 @@ if TYPE_CHECKING:
     from specguard_chains.llm import SpecGuardLLM
     from specguard_chains.metrics import Metrics
     from specguard_chains.options import SpecGuardOptions
+    from specguard_chains.step_parser import StepParser
+    from specguard_chains.telemetry import OTelStepHandler
 
 __version__ = "0.1.0"
 
 _MODULES = {
     "ChatSpecGuard": "chat_model",
+    "ConsoleStepHandler": "console",
+    "LangGraphStepWriter": "callbacks",
     "Metrics": "metrics",
+    "OTelStepHandler": "telemetry",
     "Phase": "decoding.boundaries",
     "Review": "decoding.steps",
     "Source": "decoding.steps",
     "SpecGuardLLM": "llm",
     "SpecGuardOptions": "options",
     "Step": "decoding.steps",
+    "StepParser": "step_parser",
     "Verdict": "decoding.steps",
     "AttentionUnavailableError": "errors",
     "CalibrationError": "errors",
@@ -62,13 +70,16 @@ __all__ = [
     "CalibrationError",
     "ChatSpecGuard",
     "ConfigurationError",
+    "ConsoleStepHandler",
     "ContextOverflowError",
     "DecodingCancelled",
     "DecodingTimeoutError",
     "EngineError",
+    "LangGraphStepWriter",
     "Metrics",
     "ModelIntegrityError",
     "ModelNotFoundError",
+    "OTelStepHandler",
     "Phase",
     "QueueFullError",
     "Review",
@@ -77,6 +88,7 @@ __all__ = [
     "SpecGuardLLM",
     "SpecGuardOptions",
     "Step",
+    "StepParser",
     "Verdict",
     "__version__",
 ]

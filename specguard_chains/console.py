@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from langchain_core.callbacks import BaseCallbackHandler
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -23,6 +24,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from specguard_chains.callbacks import EVENT
 from specguard_chains.models import Progress as ProgressCallback
 
 WIDE = 96
@@ -31,6 +33,24 @@ WIDE = 96
 _STYLES = {"draft": "green", "target": "yellow"}
 # A model may write any byte; a terminal would obey some of them.
 _CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+class ConsoleStepHandler(BaseCallbackHandler):
+    """Prints each verified step when it is settled.
+
+    Use it as `llm.invoke(question, {"callbacks": [ConsoleStepHandler()]})`.
+    """
+
+    run_inline = True  # in the order of the steps
+
+    def __init__(self, console: Console | None = None) -> None:
+        """Print to a console; None is the process's standard error."""
+        self.console = console or Console(stderr=True)
+
+    def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
+        """Print a step."""
+        if name == EVENT:
+            print_step(self.console, data)
 
 
 def print_step(console: Console, step: Mapping[str, Any]) -> None:
@@ -51,6 +71,8 @@ def step_facts(step: Mapping[str, Any], console: Console) -> list[Text]:
     source, verdict = str(step["source"]), str(step["verdict"])
     style = _STYLES.get(source, "")
     facts = [Text(f"[{step['number']}] {source}", f"bold {style}")]
+    if step.get("critical"):
+        facts.append(Text("critical: the target's to write", style))
     if verdict != "unverified":
         facts.append(Text("accepted" if verdict == "accepted" else "draft rejected", style))
         facts.append(Text(_score(step, ascii_only=console.options.ascii_only)))

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from specguard_chains.console import fetch_progress, print_metrics, print_step
+from specguard_chains.console import ConsoleStepHandler, fetch_progress, print_metrics, print_step
 from specguard_chains.decoding.steps import Source, Step, StepSeconds, StepTokens, Verdict
 from specguard_chains.metrics import Metrics
+from tests.unit_tests import toy_chat
 
 
 def step(**changes: Any) -> Step:
@@ -167,3 +168,23 @@ def test_a_download_shows_bytes_and_rate() -> None:
             progress(done, 100_000_000, "fetching model.gguf")
     assert "100.0/100.0 MB" in shown(at)
     assert "fetching model.gguf" in shown(at)
+
+
+def test_a_handler_prints_each_step_as_it_comes() -> None:
+    out = console(120)
+    toy_chat.pair().invoke("hi", {"callbacks": [ConsoleStepHandler(out)]})
+    printed = text_of(out)
+    assert "[1] draft" in printed
+    assert "[2] target  draft rejected" in printed
+    assert printed.index("One a.") < printed.index("Dos b.") < printed.index("Three c.")
+
+
+def test_a_critical_step_is_named_one() -> None:
+    out = console(120)
+    print_step(out, step(critical=True, verdict=Verdict.UNVERIFIED, score=None).to_dict())
+    assert "critical" in text_of(out)
+
+
+def text_of(out: Console) -> str:
+    assert isinstance(out.file, io.StringIO)
+    return out.file.getvalue()
