@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from specguard_chains.llm import SpecGuardLLM
     from specguard_chains.metrics import Metrics
     from specguard_chains.options import SpecGuardOptions
-    from specguard_chains.step_parser import StepParser
+    from specguard_chains.step_parser import StepChain, StepParser
     from specguard_chains.telemetry import OTelStepHandler
 
 __version__ = "0.1.0"
@@ -50,6 +50,7 @@ _MODULES = {
     "SpecGuardLLM": "llm",
     "SpecGuardOptions": "options",
     "Step": "decoding.steps",
+    "StepChain": "step_parser",
     "StepParser": "step_parser",
     "Verdict": "decoding.steps",
     "AttentionUnavailableError": "errors",
@@ -88,6 +89,7 @@ __all__ = [
     "SpecGuardLLM",
     "SpecGuardOptions",
     "Step",
+    "StepChain",
     "StepParser",
     "Verdict",
     "__version__",

@@ -33,11 +33,12 @@ from specguard_chains.hooks import Hooks
 from specguard_chains.messages import to_template
 from specguard_chains.model_base import SpecGuardModel, profile
 from specguard_chains.response_format import ResponseFormat
+from specguard_chains.step_parser import StepSource
 from specguard_chains.structured_output import Method, structured
 from specguard_chains.tools.choice import ToolChoice
 
 
-class ChatSpecGuard(SpecGuardModel, BaseChatModel):
+class ChatSpecGuard(StepSource, SpecGuardModel, BaseChatModel):
     r"""A chat model that drafts with a small model and rewrites only the steps that fail a check.
 
     Setup:
