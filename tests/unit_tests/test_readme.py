@@ -23,10 +23,9 @@ def python_blocks() -> list[str]:
 
 
 def test_the_code_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    draft, target = (
-        ToyEngine(scripted_policy("12 pens are 4 times 3 pens.\n\n", "So they cost $16."))
-        for _ in range(2)
-    )
+    pens = scripted_policy("12 pens are 4 times 3 pens.\n\n", "So they cost $16.")
+    order = scripted_policy("3 times 84 and 216.\n\n", '```json\n{"euros": 421.2}\n```')
+    draft, target = ToyEngine(pens), ToyEngine(pens)
 
     def assemble_toys(options: SpecGuardOptions) -> Decoder:
         engines = {"draft": draft, "target": target, "threshold": 0.0}
@@ -45,10 +44,13 @@ def test_the_code_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert len(blocks) >= 3
     names: dict[str, Any] = {}
     for block in blocks:
+        draft.policy = target.policy = order if "with_structured_output" in block else pens
         exec(compile(block, str(README), "exec"), names)
     printed = capsys.readouterr().out
     assert "draft accepted" in printed
     assert printed.count("So they cost $16.") >= 2
+    assert "SO THEY COST $16." in printed
+    assert "euros=421.2" in printed
     assert names["message"].response_metadata["specguard"]["acceptance_rate"] == 1
 
 
