@@ -36,10 +36,8 @@ class Watch(BaseCallbackHandler):
 
 def main() -> None:
     llm = ChatSpecGuard(temperature=0, max_tokens=120)
-    agent = create_agent(llm, [look_up_price, multiply], system_prompt=SYSTEM)
+    agent: Any = create_agent(llm, [look_up_price, multiply], system_prompt=SYSTEM)
     question = {"messages": [("user", "What do 12 lamps cost?")]}
-
-    print("Steps, as they come:")
     state = agent.invoke(question, {"callbacks": [Watch()], "recursion_limit": 12})
 
     print("\nThe conversation:")

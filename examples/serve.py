@@ -1,12 +1,6 @@
 """A web service that sends each verified step to the browser the moment that it is settled.
 
-    pip install "specguard_chains[llama-cpp,hub,serve]"
-    python examples/serve.py
-
-Then open http://127.0.0.1:8000, or:
-
-    curl -N http://127.0.0.1:8000/ask -H "Content-Type: application/json" \\
-        -d '{"question": "What is 17 * 23?"}'
+    python examples/serve.py        # and open http://127.0.0.1:8000
 
 A client that goes away stops the model at its next token.
 """

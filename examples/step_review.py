@@ -1,59 +1,58 @@
 """A calculator takes part in verification: steps with a wrong equation are written anew."""
 
-import ast
-import operator
 import re
 from collections.abc import Iterator
 from fractions import Fraction
 
 from specguard_chains import ChatSpecGuard, Review, Step
 
-QUESTION = (
-    "A factory packs 347 boxes with 286 screws each, and 193 boxes with 78 screws each. "
-    "How many screws are packed altogether?"
+SYSTEM = (
+    "Solve the problem in short lines. Each line has one calculation with numbers only, "
+    "such as: Eggs in all: 3 * 12 = 36"
 )
-SYSTEM = "Reason step by step. Write every calculation as a plain equation like 12 * 3 = 36."
-
-NUMBER = r"\d[\d,]*(?:\.\d+)?"
-EQUATION = re.compile(rf"(?<![\d+*/(.-])({NUMBER}(?:\s*[-+*/]\s*{NUMBER})+)\s*=\s*({NUMBER})")
-OPERATIONS = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
+QUESTION = (
+    "A factory packs 347 boxes of 286 screws and 193 boxes of 78 screws. How many screws is that?"
+)
+NUMBER = r"\d[\d,]{0,14}(?:\.\d{1,9})?"
+EQUATION = re.compile(  # neither its beginning nor its end is a part of something larger
+    rf"(?<![\w+*/().,-])({NUMBER}(?:(?:[-+*]|/(?!0)){NUMBER})+)=({NUMBER})(?!\d|[.,]\d|[-+*/=%(])"
+)
 
 
-def value(node: ast.expr) -> Fraction:
-    """Return an expression's value; nothing but numbers and the four operations is known."""
-    match node:
-        case ast.Constant(int() | float() as number):
-            return Fraction(str(number))
-        case ast.BinOp(left, operation, right) if type(operation) in OPERATIONS:
-            return OPERATIONS[type(operation)](value(left), value(right))
-    raise ValueError(f"not arithmetic: {ast.unparse(node)}")
+def value(expression: str) -> Fraction:
+    """Return the exact value of a sum of products."""
+    total = Fraction(0)
+    for sign, term in re.findall(r"([-+]?)([^-+]+)", expression):
+        product = Fraction(f"{sign}1")
+        for operation, number in re.findall(r"([*/]?)([\d.]+)", term):
+            product *= 1 / Fraction(number) if operation == "/" else Fraction(number)
+        total += product
+    return total
 
 
 def mistakes(text: str) -> Iterator[str]:
-    """Yield the equations in a text that are wrong."""
-    for left, right in EQUATION.findall(text.replace("×", "*").replace(r"\times", "*")):
-        exact = value(ast.parse(left.replace(",", ""), mode="eval").body)
-        if abs(exact - Fraction(right.replace(",", ""))) > abs(exact) / 1000:  # it may be rounded
-            yield f"{left} = {right}, but it is {float(exact):g}"
+    """Yield what is wrong about the equations in a text; results may be rounded."""
+    text = re.sub(r"\\?\$", "", text.replace("×", "*").replace(r"\times", "*"))
+    text = re.sub(r"(?<=[\w)]) *([-+*/=%]) *", r"\1", text)
+    for left, right in EQUATION.findall(text):
+        last_digit = Fraction(1, 10 ** len(right.partition(".")[2]))
+        exact = value(left.replace(",", ""))
+        if abs(exact - Fraction(right.replace(",", ""))) > last_digit / 2:
+            yield f"{left}={right} should be {exact}"
 
 
 def review(step: Step) -> Review:
-    wrong = list(mistakes(step.text))
-    for equation in wrong:
-        print(f"  ✗ step {step.number} by the {step.source}: {equation}")
+    for mistake in (wrong := list(mistakes(step.text))):
+        print(f"  ✗ step {step.number} by the {step.source}: {mistake}")
     return Review.REGENERATE if wrong else Review.KEEP
 
 
 def main() -> None:
-    llm = ChatSpecGuard(seed=1, max_tokens=300)
-    for step in llm.steps([("system", SYSTEM), ("user", QUESTION)], review=review):
-        versions = "".join(" ✗" if said is Review.REGENERATE else " ✓" for said in step.reviews)
-        print(f"[{step.number}] {step.source}{versions}: {step.text.strip()}")
+    # A line is a step, so that a mistake costs a line and not a paragraph.
+    llm = ChatSpecGuard(step_delimiter="\n", seed=1, max_tokens=150, review=review)
+    for step in llm.steps([("system", SYSTEM), ("user", QUESTION)]):
+        marks = " ".join("✓" if said is Review.KEEP else "✗" for said in step.reviews)
+        print(f"[{step.number}] {marks} by the {step.source}: {step.text.strip()}")
 
 
 if __name__ == "__main__":
