@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from specguard_chains.decoding.arrays import FloatArray
-from specguard_chains.decoding.cache import Rows
+from specguard_chains.decoding.cache import Rows, rollout_for
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
 from specguard_chains.decoding.local_engine import LocalEngine
@@ -108,16 +108,14 @@ class ToyCache:
         self._free = list(np.random.default_rng(0).permutation(engine.cells))
         self._branches: dict[int, list[tuple[int, int]]] = {0: []}  # (token, cell)
         self._length = 0
-        self._spec: GroundingSpec | None = None
         self._rollout: Rollout | None = None
         self._cancelled: Callable[[], bool] | None = None
 
     def configure(
         self, grounding: GroundingSpec | None, cancelled: Callable[[], bool] | None
     ) -> None:
-        if grounding != self._spec:
-            self._spec = grounding
-            self._rollout = grounding and Rollout(grounding, self._engine.cells)
+        slots = self._engine.cells
+        self._rollout = rollout_for(grounding, self._rollout, attention_layers=LAYERS, slots=slots)
         self._cancelled = cancelled
 
     def fork(self, n: int, length: int) -> None:
@@ -138,7 +136,7 @@ class ToyCache:
         self._engine.count(len(tokens))
         cells = np.array([self._free.pop() for _ in tokens], dtype=np.intp)
         if self._rollout is not None:
-            self._rollout.begin(cells, context=context)
+            self._rollout.begin(cells, context=context, positions=positions)
         logits = []
         for token, position, equal, cell in zip(tokens, positions, branches, cells, strict=True):
             if self._cancelled is not None and self._cancelled():
@@ -156,10 +154,10 @@ class ToyCache:
                     row = np.zeros((HEADS, 1, self._engine.cells), dtype=np.float32)
                     row[:, 0, [c for _, c in written]] = attention_row(seen, layer)
                     self._rollout.absorb(layer, row, np.array([cell]))
-        return Rows(
-            np.stack(logits if all_logits else logits[-1:]),
-            None if self._rollout is None else self._rollout.grounding(cells),
-        )
+        rows = np.stack(logits if all_logits else logits[-1:])
+        if self._rollout is None:
+            return Rows(rows, None)
+        return Rows(rows, self._rollout.grounding(cells), self._rollout.passages(cells))
 
     def keep(self, branch: int, length: int) -> None:
         kept = self._branches[branch][:length]

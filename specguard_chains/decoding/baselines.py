@@ -34,7 +34,8 @@ class SoloDecoder:
 
     def decode(self, request: Request) -> Iterator[Step]:
         """See `Decoder.decode`."""
-        with closing(request.open(self.engine, self.grounding)) as session:
+        spec = self.grounding or (GroundingSpec() if request.prompt.passages else None)
+        with closing(request.open(self.engine, spec)) as session:
             answer = Answer(request, self.shape, session)
             while not answer.finished:
                 written = self._write(session, answer)

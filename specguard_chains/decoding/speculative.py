@@ -45,6 +45,11 @@ class SpeculativeDecoder:
 
     def decode(self, request: Request) -> Iterator[Step]:
         """See `Decoder.decode`. Steps are the target's own, cut where SpecGuard cuts them."""
+        if request.prompt.passages:
+            raise ConfigurationError(
+                "speculative decoding reads no attention, which passages need; take "
+                "decoder='specguard', or give no passages"
+            )
         ledger = Ledger()
         with ExitStack() as stack:
             draft, target = (

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specguard_chains.decoding.baselines import SoloDecoder
 from specguard_chains.decoding.boundaries import Boundary
-from specguard_chains.decoding.cache import Rows, rollout_for
 from specguard_chains.decoding.calibration import Bounds, Calibration
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Prompt
@@ -24,10 +24,11 @@ from specguard_chains.decoding.grounding import (
 from specguard_chains.decoding.passages import locate
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.specguard import SpecGuardDecoder
+from specguard_chains.decoding.speculative import SpeculativeDecoder
 from specguard_chains.decoding.steps import Review, Source, Step, Verdict
 from specguard_chains.decoding.verification import EnsembleVerifier
 from specguard_chains.errors import AttentionUnavailableError, ConfigurationError, EngineError
-from tests.toy_engine import LAYERS, ToyCache, ToyEngine, random_policy, scripted_policy
+from tests.toy_engine import ToyEngine, random_policy, scripted_policy
 from tests.unit_tests.test_grounding import FORMS, SLOTS, full_attention
 
 APPLE, PEAR, PLUM = "An apple is red.", "A pear is green.", "A plum is blue."
@@ -37,43 +38,6 @@ PROMPT = Prompt(text=TEXT, passages=FRUIT)
 SPEC = GroundingSpec()
 ANY = Sampling(temperature=1, top_p=1)
 STEPS = ("One a.\n\n", "Two b.\n\n", "Three c.")
-
-
-class PlacedRollout(Rollout):
-    """A rollout that knows the positions of the tokens which come next, and their slots."""
-
-    def __init__(self, spec: GroundingSpec, slots: int) -> None:
-        super().__init__(spec, slots)
-        self.positions: Sequence[int] = ()
-
-    def begin(self, slots: Any, *, context: bool, positions: Any = None) -> None:
-        self.slots = slots
-        super().begin(slots, context=context, positions=self.positions)
-
-
-class PassageCache(ToyCache):
-    """The toy's cells, where passages are read too."""
-
-    def configure(self, grounding: GroundingSpec | None, cancelled: Any) -> None:
-        slots = self._engine.cells
-        latest = rollout_for(grounding, self._rollout, attention_layers=LAYERS, slots=slots)
-        if grounding is not None and not isinstance(latest, PlacedRollout):
-            latest = PlacedRollout(grounding, slots)
-        self._rollout, self._cancelled = latest, cancelled
-
-    def forward(self, tokens: Any, positions: Any, branches: Any, **how: Any) -> Rows:
-        if self._rollout is None:
-            return super().forward(tokens, positions, branches, **how)
-        self._rollout.positions = positions
-        rows = super().forward(tokens, positions, branches, **how)
-        return replace(rows, passages=self._rollout.passages(self._rollout.slots))
-
-
-class PassageEngine(ToyEngine):
-    """See `PassageCache`."""
-
-    def new_cache(self) -> PassageCache:
-        return PassageCache(self)
 
 
 def expected(
@@ -95,7 +59,7 @@ def expected(
 def test_a_session_equals_the_formula(form: str, layers: int) -> None:
     """Three candidates in scrambled cells, one of them accepted, and what comes after it."""
     spec = GroundingSpec.named(form, layers=layers)
-    engine = PassageEngine(random_policy(1, end=-9))
+    engine = ToyEngine(random_policy(1, end=-9))
     with closing(engine.open(PROMPT, grounding=spec)) as session:
         for candidate in session.sample(3, Boundary(max_tokens=12), ANY, seed=(1,)):
             values = expected(engine, candidate.tokens, **_form(spec))
@@ -114,7 +78,7 @@ def _form(spec: GroundingSpec) -> dict[str, Any]:
 
 
 def test_reading_equals_writing() -> None:
-    engine = PassageEngine(random_policy(1))
+    engine = ToyEngine(random_policy(1))
     with closing(engine.open(PROMPT, grounding=SPEC)) as session:
         (written,) = session.sample(1, Boundary(max_tokens=40), ANY, seed=(1,))
         read = session.read(written)
@@ -128,7 +92,7 @@ def test_candidates_beside_it_do_not_matter() -> None:
 
 
 def _sampled(n: int, prompt: Prompt = PROMPT) -> Any:
-    engine = PassageEngine(random_policy(1))
+    engine = ToyEngine(random_policy(1))
     with closing(engine.open(prompt, grounding=SPEC)) as session:
         return session.sample(n, Boundary(max_tokens=12), ANY, seed=(1,))
 
@@ -151,7 +115,7 @@ def test_grounding_is_the_same_to_the_last_bit() -> None:
 
 
 def test_a_cached_prompt_is_read_again_from_the_first_passage_that_may_differ() -> None:
-    engine = PassageEngine(random_policy(1))
+    engine = ToyEngine(random_policy(1))
     text = f"Read this: {TEXT}"
     whole, before = len(engine.encode(Prompt(text=text))), len("Read this: ")
     reused = []
@@ -163,7 +127,7 @@ def test_a_cached_prompt_is_read_again_from_the_first_passage_that_may_differ() 
         for number, passage in enumerate(passages):
             told = step.reading.passages[:, number]
             np.testing.assert_allclose(told, values[:, FRUIT.index(passage)], atol=1e-6)
-        cold = PassageEngine(engine.policy)
+        cold = ToyEngine(engine.policy)
         with closing(cold.open(Prompt(text=text), grounding=SPEC)) as session:
             (fresh,) = session.sample(1, Boundary(max_tokens=12), ANY, seed=(1,))
         np.testing.assert_allclose(step.reading.grounding, fresh.reading.grounding, atol=1e-6)
@@ -288,7 +252,7 @@ def test_what_cannot_be_found_is_named(text: str, passages: Any, message: str) -
 
 
 def test_a_passage_that_is_not_there_leaves_the_engine_as_it_was() -> None:
-    engine = PassageEngine(random_policy(1))
+    engine = ToyEngine(random_policy(1))
     with pytest.raises(ConfigurationError, match="does not stand"):
         engine.open(replace(PROMPT, passages=["A fig."]), grounding=SPEC)
     with closing(engine.open(PROMPT, grounding=SPEC)) as session:
@@ -306,11 +270,11 @@ def decoder(draft: ToyEngine, target: ToyEngine, **settings: Any) -> SpecGuardDe
     return SpecGuardDecoder(draft, target, verifier, num_candidates=2, **settings)
 
 
-def pair(vocabulary: str = "bytes") -> tuple[PassageEngine, PassageEngine]:
+def pair(vocabulary: str = "bytes") -> tuple[ToyEngine, ToyEngine]:
     """The draft is unsure of the second step, which the target rewrites."""
     draft = scripted_policy(*STEPS, logprobs=[-0.01, -4.0])
     target = scripted_policy("Uno a.\n\n", "Dos b.\n\n", "Tres c.")
-    return PassageEngine(draft), PassageEngine(target, vocabulary=vocabulary)
+    return ToyEngine(draft), ToyEngine(target, vocabulary=vocabulary)
 
 
 def told(decoder: SpecGuardDecoder, **request: Any) -> list[Step]:
@@ -403,9 +367,25 @@ def test_a_last_step_that_does_not_fit_tells_nothing() -> None:
 
 def test_a_reader_without_attention_is_refused() -> None:
     draft, target = pair()
-    blind = PassageEngine(draft.policy, attention=False)
+    blind = ToyEngine(draft.policy, attention=False)
     with pytest.raises(AttentionUnavailableError, match=r"passages need.*or give no passages"):
         told(decoder(blind, target))
     steps = told(decoder(blind, target, grounding_from="target"))
     assert all(len(step.passages) == 3 for step in steps)
     assert steps[0].verdict is Verdict.ACCEPTED
+
+
+def test_a_model_alone_tells_passages_too() -> None:
+    engine = ToyEngine(scripted_policy("One.\n\n", "Two."))
+    decoder = SoloDecoder(engine, Source.TARGET)
+    prompt = Prompt([{"role": "user", "content": "First text. Second text."}])
+    prompt = replace(prompt, passages=("First text.", "Second text."))
+    shares = [step.passages for step in decoder.decode(Request(prompt, Sampling(0)))]
+    assert [len(each) for each in shares] == [2, 2]
+
+
+def test_speculative_decoding_refuses_passages() -> None:
+    engine = ToyEngine(scripted_policy("One."))
+    prompt = Prompt([{"role": "user", "content": "First text."}], passages=("First text.",))
+    with pytest.raises(ConfigurationError, match="give no passages"):
+        list(SpeculativeDecoder(engine, engine).decode(Request(prompt)))

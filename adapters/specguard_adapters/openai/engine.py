@@ -199,7 +199,8 @@ class OpenAIEngine:
         if grounding is not None:
             raise AttentionUnavailableError(
                 f"{self.name} runs on a server, which gives no attention, and grounding needs it; "
-                "draft with a local engine, or set confidence_weight=1"
+                "draft with a local engine, or "
+                + ("give no passages" if prompt.passages else "set confidence_weight=1")
             )
         empty = not prompt.messages if prompt.text is None else not prompt.text
         tokens = [] if empty else self._prompts.encode(prompt, cancelled)
