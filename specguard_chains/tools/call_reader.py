@@ -79,7 +79,7 @@ class CallReader:
 
     def _skip(self, last: bool) -> bool | None:
         """Skip what stands between calls; None if something else follows, False if it is open."""
-        if last and self._held.strip() == FENCE:  # of a block that was never opened
+        if last and self._is_remnant(self._held.strip()):
             self._held = ""
             return False
         if between := _BETWEEN.match(self._held):
@@ -97,6 +97,11 @@ class CallReader:
                     self._closings.remove(closing)
                 return True
         return None
+
+    def _is_remnant(self, text: str) -> bool:
+        """Whether an answer ends so after a call: with a mark that is cut off or closes nothing."""
+        marks = (*MARKS, *self._closings, *MARKS.values(), FENCE)
+        return any(mark.startswith(text) for mark in marks)
 
     def _take(self, length: int) -> Part:
         """Give out the next characters as text; white space at their end waits."""

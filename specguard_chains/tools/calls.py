@@ -71,9 +71,10 @@ def _value_fits(key: str, value: str, names: Collection[str]) -> bool | None:
         possible = ("function",) if key == "type" else names
         string = re.match(r'"([^"\\]*)(.)?', value, re.DOTALL)
         assert string is not None
-        if string[2] is None:
-            return None if _begins_one(string[1], possible) else False
-        return string[2] == "\\" or string[1] in possible
+        if string[2] == '"':
+            return string[1] in possible
+        begins = _begins_one(string[1], possible)
+        return begins if string[2] or not begins else None  # an escape may stand for any letter
     return value[0] in {"name": "", "type": "", "function": "{", "tool_calls": "["}.get(key, '{"n')
 
 

@@ -86,6 +86,9 @@ def test_without_tools_everything_is_text() -> None:
         f"<tool_call>\n{OBJECT}\n</tool_call>",
         f"\n<tool_call>{OBJECT}</tool_call>\n\n",
         f"<tool_call>\n{OBJECT}",
+        f"<tool_call>\n{OBJECT}\n</tool_c",
+        f"<tool_call>\n{OBJECT}\n</tool_call>\n<",
+        f"```json\n{OBJECT}\n``",
         f"{OBJECT}\n</tool_call>",
         f"```json\n{OBJECT}\n```",
         f"```\n{OBJECT}\n```\n",
@@ -306,6 +309,11 @@ FRAGMENTS = (
     "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "add", "add{", "add_all{", "text", "{{", "}}",
     "</", '"type": "function"', '"function": ', "null",
 )  # fmt: skip
+
+
+def test_an_escape_does_not_make_a_name_of_what_is_none() -> None:
+    text = '{"function": "x\\u0041", "name": "y\\n"}'
+    check(text, Text(text))
 
 
 @pytest.mark.parametrize("seed", range(40))
