@@ -9,16 +9,23 @@ the sessions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.arrays import FloatArray
-from specguard_chains.decoding.boundaries import Boundary, Ending, unfinished_character
+from specguard_chains.decoding.boundaries import Boundary, unfinished_character
 from specguard_chains.decoding.cache import CachedSequence, Rows, Tokenizer, common_prefix
 from specguard_chains.decoding.constraint import Matcher
 from specguard_chains.decoding.engine import Candidate, Counters, Reading, Watch
+from specguard_chains.decoding.local_drafts import (
+    Branch,
+    Draft,
+    allowed_rows,
+    masked_like,
+    reject_early,
+)
 from specguard_chains.decoding.sampling import Sampling, draw, generators, logprob
 from specguard_chains.decoding.step_writer import StepWriter
 from specguard_chains.errors import ContextOverflowError, EngineError
@@ -28,39 +35,6 @@ READ_BLOCK = 32
 
 Process = Callable[[Sequence[int], FloatArray], FloatArray]
 """(all tokens so far, logits of the next one) -> the logits to draw from."""
-
-
-@dataclass(slots=True)
-class Branch:
-    """A continuation that the cache holds beside the sequence."""
-
-    index: int = 0
-    tokens: list[int] = field(default_factory=list)
-    computed: int = 0
-    """How many of the tokens the cache holds."""
-    logits: FloatArray | None = None
-    """For the token after the last one, once the branch has ended."""
-
-
-@dataclass(slots=True)
-class _Draft(Branch):
-    """A candidate in progress, on a branch of its own."""
-
-    step: StepWriter = field(kw_only=True)
-    matcher: Matcher | None = field(kw_only=True)
-    passages: list[FloatArray] = field(default_factory=list, kw_only=True)
-    """The attention that each token pays to each passage, if that is read."""
-
-    def __post_init__(self) -> None:
-        self.tokens = self.step.tokens
-
-    def candidate(self, *, grounded: bool) -> Candidate:
-        """Return the step, once it has ended."""
-        candidate = self.step.candidate(grounded=grounded)
-        if not self.passages:
-            return candidate
-        reading = replace(candidate.reading, passages=np.stack(self.passages))
-        return replace(candidate, reading=reading)
 
 
 class LocalSession:
@@ -130,7 +104,7 @@ class LocalSession:
         logits = self._next_logits()
         self._cache.fork(distinct, len(self._tokens))
         drafts = [
-            _Draft(i, step=self.writer(boundary), matcher=self._fork()) for i in range(distinct)
+            Draft(i, step=self.writer(boundary), matcher=self._fork()) for i in range(distinct)
         ]
         self._branches = [*drafts]
         rngs = generators(seed, distinct)
@@ -139,10 +113,10 @@ class LocalSession:
             for draft, row in zip(live, rows, strict=True):
                 draft.step.write(*self._draw(draft, row, sampling, rngs[draft.index]))
             self.counters.written += len(live)
-            if _reject_early(drafts, watch):
+            if reject_early(drafts, watch):
                 break
             rows = self._compute(live)
-            if _reject_early(drafts, watch):
+            if reject_early(drafts, watch):
                 break
         candidates = [draft.candidate(grounded=self._grounded) for draft in drafts]
         return candidates if distinct == n else candidates * n
@@ -174,7 +148,7 @@ class LocalSession:
             first = len(self._tokens) + start
             rows = self._forward(block, range(first, first + len(block)), context=False)
             before = np.concatenate([logits[None], rows.logits[:-1]])
-            logprobs += map(logprob, _allowed(before, block, matcher), block)
+            logprobs += map(logprob, allowed_rows(before, block, matcher), block)
             grounding += [] if rows.grounding is None else rows.grounding.tolist()
             passages += [] if rows.passages is None else [rows.passages]
             branch.tokens += block
@@ -266,7 +240,7 @@ class LocalSession:
         self.counters.reused = self._reused
         return self._logits
 
-    def _compute(self, live: Sequence[_Draft]) -> list[FloatArray]:
+    def _compute(self, live: Sequence[Draft]) -> list[FloatArray]:
         """Compute each draft's newest token; return the logits of those that go on."""
         before = len(self._tokens) - 1
         rows = self._forward(
@@ -313,7 +287,7 @@ class LocalSession:
         return branch.logits if len(branch.tokens) == len(tokens) else None
 
     def _draw(
-        self, draft: _Draft, row: FloatArray, sampling: Sampling, rng: np.random.Generator
+        self, draft: Draft, row: FloatArray, sampling: Sampling, rng: np.random.Generator
     ) -> tuple[int, float]:
         """Return a draft's next token and its log-probability among those that are allowed."""
         if draft.matcher is not None:
@@ -322,7 +296,7 @@ class LocalSession:
         if self._process is not None:
             shaped = self._process([*self._tokens, *draft.tokens], row.copy())
             if draft.matcher is not None:  # it may have lifted what is forbidden
-                shaped = _masked_like(shaped, row)
+                shaped = masked_like(shaped, row)
         token, _ = draw(shaped, sampling, rng)
         if draft.matcher is not None:
             draft.matcher.advance([token])
@@ -387,49 +361,3 @@ class LocalSession:
         """The begun but unfinished character at the end of the answer so far."""
         answer = self._tokens[max(self._prompt_length, len(self._tokens) - 4) :]
         return unfinished_character(b"".join(map(self._tokenizer.token_bytes, answer)))
-
-
-def _masked_like(logits: FloatArray, allowed: FloatArray) -> FloatArray:
-    """Return logits with -inf wherever `allowed` has it.
-
-    Raises:
-        EngineError: A logits processor has left nothing that is allowed.
-    """
-    masked = np.where(np.isneginf(allowed), allowed, logits)
-    if np.isneginf(masked).all():
-        raise EngineError(
-            "the logits processor forbids every token that the constraint allows here; change "
-            "one of them"
-        )
-    return masked
-
-
-def _allowed(
-    rows: FloatArray, tokens: Sequence[int], matcher: Matcher | None
-) -> Sequence[FloatArray]:
-    """Return logits with forbidden tokens at -inf, for tokens that follow each other.
-
-    A token that another model wrote in another way than this one may counts by its own logit.
-    """
-    if matcher is None:
-        return list(rows)
-    allowed = []
-    for row, token in zip(rows, tokens, strict=True):
-        masked = matcher.allowed(row)
-        allowed.append(masked if np.isfinite(masked[token]) else row)
-        matcher.advance([token])
-    return allowed
-
-
-def _reject_early(drafts: Sequence[_Draft], watch: Watch | None) -> bool:
-    """Stop drafting if the watch denies every candidate; say whether it did."""
-    if watch is None:
-        return False
-    for draft in drafts:
-        grounding = min(draft.step.grounding) if draft.step.grounding else None
-        if watch(min(draft.step.logprobs), grounding):
-            return False
-    for draft in drafts:
-        if draft.step.ending is None or draft.computed < len(draft.tokens):
-            draft.step.ending = Ending.REJECTED_EARLY
-    return True

@@ -1,0 +1,94 @@
+"""Candidates while a local model writes them, each on a branch of the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from specguard_chains.decoding.arrays import FloatArray
+from specguard_chains.decoding.boundaries import Ending
+from specguard_chains.decoding.constraint import Matcher
+from specguard_chains.decoding.engine import Candidate, Watch
+from specguard_chains.decoding.step_writer import StepWriter
+from specguard_chains.errors import EngineError
+
+
+@dataclass(slots=True)
+class Branch:
+    """A continuation that the cache holds beside the sequence."""
+
+    index: int = 0
+    tokens: list[int] = field(default_factory=list)
+    computed: int = 0
+    """How many of the tokens the cache holds."""
+    logits: FloatArray | None = None
+    """For the token after the last one, once the branch has ended."""
+
+
+@dataclass(slots=True)
+class Draft(Branch):
+    """A candidate in progress, on a branch of its own."""
+
+    step: StepWriter = field(kw_only=True)
+    matcher: Matcher | None = field(kw_only=True)
+    passages: list[FloatArray] = field(default_factory=list, kw_only=True)
+    """The attention that each token pays to each passage, if that is read."""
+
+    def __post_init__(self) -> None:
+        self.tokens = self.step.tokens
+
+    def candidate(self, *, grounded: bool) -> Candidate:
+        """Return the step, once it has ended."""
+        candidate = self.step.candidate(grounded=grounded)
+        if not self.passages:
+            return candidate
+        reading = replace(candidate.reading, passages=np.stack(self.passages))
+        return replace(candidate, reading=reading)
+
+
+def masked_like(logits: FloatArray, allowed: FloatArray) -> FloatArray:
+    """Return logits with -inf wherever `allowed` has it.
+
+    Raises:
+        EngineError: A logits processor has left nothing that is allowed.
+    """
+    masked = np.where(np.isneginf(allowed), allowed, logits)
+    if np.isneginf(masked).all():
+        raise EngineError(
+            "the logits processor forbids every token that the constraint allows here; change "
+            "one of them"
+        )
+    return masked
+
+
+def allowed_rows(
+    rows: FloatArray, tokens: Sequence[int], matcher: Matcher | None
+) -> Sequence[FloatArray]:
+    """Return logits with forbidden tokens at -inf, for tokens that follow each other.
+
+    A token that another model wrote in another way than this one may counts by its own logit.
+    """
+    if matcher is None:
+        return list(rows)
+    allowed = []
+    for row, token in zip(rows, tokens, strict=True):
+        masked = matcher.allowed(row)
+        allowed.append(masked if np.isfinite(masked[token]) else row)
+        matcher.advance([token])
+    return allowed
+
+
+def reject_early(drafts: Sequence[Draft], watch: Watch | None) -> bool:
+    """Stop drafting if the watch denies every candidate; say whether it did."""
+    if watch is None:
+        return False
+    for draft in drafts:
+        grounding = min(draft.step.grounding) if draft.step.grounding else None
+        if watch(min(draft.step.logprobs), grounding):
+            return False
+    for draft in drafts:
+        if draft.step.ending is None or draft.computed < len(draft.tokens):
+            draft.step.ending = Ending.REJECTED_EARLY
+    return True
