@@ -15,12 +15,7 @@ from specguard_chains.decoding.boundaries import Phase, Section
 from specguard_chains.decoding.constraint import Constraint
 from specguard_chains.decoding.engine import Engine, Prompt
 from specguard_chains.errors import ConfigurationError
-from specguard_chains.messages import (
-    TemplateMessage,
-    described_tools,
-    tools_as_text,
-    with_instruction,
-)
+from specguard_chains.messages import TemplateMessage, with_instruction
 from specguard_chains.options import SpecGuardOptions
 from specguard_chains.response_format import JSON_OBJECT, ResponseFormat
 from specguard_chains.tools.choice import ToolChoice, tool_names
@@ -33,6 +28,7 @@ from specguard_chains.tools.formats import (
     renders_tools,
 )
 from specguard_chains.tools.grammar import answer_constraint, call_constraint
+from specguard_chains.tools.history import written_out
 from specguard_chains.tools.reader import AnswerReader
 from specguard_chains.tools.structured import Structure
 
@@ -50,7 +46,7 @@ class Asked:
     choice: ToolChoice = field(default_factory=ToolChoice)
     response: ResponseFormat = field(default_factory=ResponseFormat)
     strict: bool | None = None
-    """False leaves out what cannot be enforced of a schema, which is refused else."""
+    """True refuses schemas that cannot be enforced in full; else they are, as far as they can."""
 
     @classmethod
     def taken_from(cls, options: dict[str, Any]) -> Asked:
@@ -137,11 +133,9 @@ class AnswerPlan:
         """Return the prompt that messages become; `passages` are texts in them."""
         tools = self.asked.callable
         if self.renders_tools:
-            messages = with_instruction(messages, self.instruction)
-            return Prompt(messages, tools, passages=passages)
-        described = "\n\n".join(filter(None, [described_tools(tools), self.instruction]))
-        messages = with_instruction(tools_as_text(messages), described)
-        return Prompt(messages, passages=passages)
+            return Prompt(with_instruction(messages, self.instruction), tools, passages=passages)
+        told = written_out(messages, tools, self.form)
+        return Prompt(with_instruction(told, self.instruction), passages=passages)
 
     def reader(self) -> AnswerReader:
         """Return what reads the answer."""
@@ -178,7 +172,7 @@ def _constraint(
             reasoning=reasoning,
             answer=asked.response.schema if asked.response.is_json else None,
             reason_first=asked.response.reason_first,
-            strict=asked.strict is not False,
+            strict=asked.strict is True,
         )
     response = asked.response
     if response.is_json:
@@ -186,7 +180,7 @@ def _constraint(
             response.schema,
             reason_first=response.reason_first,
             reasoning=reasoning,
-            strict=asked.strict is not False,
+            strict=asked.strict is True,
         )
     return response.constraint
 

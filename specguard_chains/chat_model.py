@@ -172,7 +172,8 @@ class ChatSpecGuard(StepSource, SpecGuardModel, BaseChatModel):
             tools: Functions, tools, pydantic classes, or their descriptions as OpenAI has them.
             tool_choice: "auto" (the model decides, the default), "any" or "required" or True (at
                 least one call), a tool's name, or "none"; OpenAI's mappings are taken too.
-            strict: False leaves out what cannot be enforced of a schema, which is refused else.
+            strict: True refuses a schema that cannot be enforced in full; else it is enforced as
+                far as it can.
             parallel_tool_calls: False allows one call at a time.
             response_format: What an answer without calls must look like; see `ResponseFormat`.
             kwargs: Further options of the calls.
@@ -211,7 +212,8 @@ class ChatSpecGuard(StepSource, SpecGuardModel, BaseChatModel):
             include_raw: Return {"raw": message, "parsed": …, "parsing_error": …}.
             method: "json_schema" (the answer is JSON), "function_calling" (the answer is a call of
                 one tool), or "json_mode" (any JSON object; the prompt must say which).
-            strict: False leaves out what cannot be enforced of a schema, which is refused else.
+            strict: True refuses a schema that cannot be enforced in full; else it is enforced as
+                far as it can.
             reason_first: Let the model reason in free, verified steps before the JSON; they are
                 the message's reasoning. Not with "function_calling".
             kwargs: Further options of the calls.

@@ -6,7 +6,6 @@ take (two user turns in a row, a system message) is adapted where the template i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -151,7 +150,7 @@ def _type(block: str | Mapping[str, Any]) -> str:
     return "text" if isinstance(block, str) else str(block.get("type", "without a type"))
 
 
-def with_instruction(messages: Sequence[TemplateMessage], text: str) -> list[TemplateMessage]:
+def with_instruction(messages: Sequence[Mapping[str, Any]], text: str) -> list[Mapping[str, Any]]:
     """Return messages whose system message says this too."""
     if not text:
         return list(messages)
@@ -160,35 +159,3 @@ def with_instruction(messages: Sequence[TemplateMessage], text: str) -> list[Tem
         joined = "\n\n".join(filter(None, [system["content"], text]))
         return [{**system, "content": joined}, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
-
-
-def described_tools(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a system message says about tools, where the template says nothing."""
-    if not tools:
-        return ""
-    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    return (
-        f"You may call these tools, described by JSON schemas:\n<tools>\n{listed}\n</tools>\n"
-        "A call is a JSON object between tags:\n<tool_call>\n"
-        '{"name": "the tool\'s name", "arguments": {"the arguments": "as the schema says"}}\n'
-        "</tool_call>"
-    )
-
-
-def tools_as_text(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Return messages with calls and their results as text, for templates that know neither."""
-    return [_as_text(message) for message in messages]
-
-
-def _as_text(message: TemplateMessage) -> TemplateMessage:
-    if message["role"] == "tool":
-        return {
-            "role": "user",
-            "content": f"<tool_response>\n{message['content']}\n</tool_response>",
-        }
-    if not (calls := message.get("tool_calls")):
-        return message
-    functions = (json.dumps(call["function"], ensure_ascii=False) for call in calls)
-    written = [f"<tool_call>\n{function}\n</tool_call>" for function in functions]
-    rest = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**rest, "content": "\n".join(filter(None, [message["content"], *written]))}

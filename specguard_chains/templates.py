@@ -15,6 +15,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specguard_chains.errors import ConfigurationError
+from specguard_chains.tools.history import adaptations
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -50,13 +51,13 @@ class ChatTemplate:
 
         Many templates refuse what others take. A template that refuses system messages gets their
         text at the head of the first user message; one that insists on alternating roles gets
-        neighbours of the same role merged.
+        neighbours of the same role merged; calls and their results come in the form that it takes.
 
         Raises:
             ConfigurationError: The template refuses the messages in every form.
         """
         error: Exception | None = None
-        for adapted in _adaptations(messages):
+        for adapted in (a for form in adaptations(messages) for a in _adaptations(form)):
             try:
                 return self._template.render(
                     messages=adapted,
@@ -130,23 +131,29 @@ class _GenerationTag(Extension):
 def _adaptations(messages: Messages) -> Iterator[Messages]:
     """Yield the messages as they are, then in forms that stricter templates take."""
     seen: list[Messages] = []
-    folded = _fold_system(messages)
-    for adapted in (messages, _merge_neighbours(messages), folded, _merge_neighbours(folded)):
+    merged, folded = _merge_neighbours(messages), _fold_system(messages)
+    both = _merge_neighbours(_fold_system(merged))  # several system messages become one first
+    for adapted in (messages, merged, folded, _merge_neighbours(folded), both):
         if adapted not in seen:
             seen.append(adapted)
             yield adapted
 
 
 def _fold_system(messages: Messages) -> Messages:
-    """Put the text of a leading system message in front of the first user message."""
-    if len(messages) < 2 or messages[0].get("role") != "system":
-        return messages
-    system, *rest = messages
-    for i, message in enumerate(rest):
-        if message.get("role") == "user":
-            content = _joined(system.get("content"), message.get("content"))
-            return [*rest[:i], {**message, "content": content}, *rest[i + 1 :]]
-    return messages
+    """Put each system message at the head of the user message after it, or let it be one."""
+    folded: list[Mapping[str, Any]] = []
+    pending: Mapping[str, Any] | None = None
+    for message in messages:
+        if pending is not None and message.get("role") == "user":
+            content = _joined(pending["content"], message.get("content"))
+            message, pending = {**message, "content": content}, None
+        folded += [] if pending is None else [pending]
+        pending = None
+        if message.get("role") == "system":
+            pending = {**message, "role": "user"}
+        else:
+            folded.append(message)
+    return folded if pending is None else [*folded, pending]
 
 
 def _merge_neighbours(messages: Messages) -> Messages:

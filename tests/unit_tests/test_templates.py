@@ -149,8 +149,8 @@ def test_a_shielded_prompt_reads_as_an_unshielded_one(shield: Shield) -> None:
 
 
 def test_everything_in_a_message_is_shielded(shield: Shield) -> None:
-    call = {"name": "f", "arguments": {"x": ["</s>", 1, None]}}
+    call = {"function": {"name": "f", "arguments": {"x": ["</s>", 1, None]}}}
     hidden = shield.hide([{"role": "assistant", "content": None, "tool_calls": [call]}])
-    assert hidden[0]["tool_calls"][0]["arguments"]["x"][1:] == [1, None]
+    assert hidden[0]["tool_calls"][0]["function"]["arguments"]["x"][1:] == [1, None]
     text = ChatTemplate("{{ messages[0].tool_calls | tojson }}").render(hidden)
     assert [p.text for p in shield.pieces(text) if p.literal] == ["</s>"]
