@@ -1,6 +1,6 @@
 """An agent with two tools that tells who wrote each of its tool calls, and how sure that was."""
 
-from typing import Any
+from typing import Any, Literal
 
 from langchain.agents import create_agent
 from langchain_core.callbacks import BaseCallbackHandler
@@ -9,15 +9,15 @@ from langchain_core.messages import AIMessage, ToolMessage
 from specguard_chains import ChatSpecGuard
 
 SYSTEM = (
-    "You work in a furniture shop. Look prices up with look_up_price and compute with multiply; "
-    "do not guess. When you know the result, answer in one sentence."
+    "You sell furniture. Never guess a price: call look_up_price. Never compute yourself: call "
+    "multiply. Then answer in one sentence."
 )
-PRICES = {"chair": 84, "desk": 216, "lamp": 37}
+QUESTIONS = ["What is the price of a lamp? Use the tool.", "What is 27 times 43? Use the tool."]
 
 
-def look_up_price(item: str) -> str:
+def look_up_price(item: Literal["chair", "desk", "lamp"]) -> str:
     """Return the price of one item of the shop, in euros."""
-    return str(PRICES.get(item.lower(), f"no {item!r} here; there are {', '.join(PRICES)}"))
+    return str({"chair": 84, "desk": 216, "lamp": 37}[item])
 
 
 def multiply(a: float, b: float) -> str:
@@ -31,27 +31,27 @@ class Watch(BaseCallbackHandler):
     def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
         if name == "specguard_step":
             score = "no score" if data["score"] is None else f"score {data['score']:.2f}"
-            print(f"  {data['phase']} by the {data['source']}, {score}: {data['text'].strip()}")
+            print(f"    {data['phase']} by the {data['source']}, {data['verdict']}, {score}")
 
 
 def main() -> None:
     llm = ChatSpecGuard(temperature=0, max_tokens=120)
     agent: Any = create_agent(llm, [look_up_price, multiply], system_prompt=SYSTEM)
-    question = {"messages": [("user", "What do 12 lamps cost?")]}
-    state = agent.invoke(question, {"callbacks": [Watch()], "recursion_limit": 12})
-
-    print("\nThe conversation:")
-    for message in state["messages"]:
-        match message:
-            case AIMessage(tool_calls=[_, *_]):
-                calls = [f"{call['name']}({call['args']})" for call in message.tool_calls]
-                steps = message.additional_kwargs["specguard_steps"]
-                authors = [step["source"] for step in steps if step["phase"] == "tool_call"]
-                print(f"  calls {', '.join(calls)}, written by the {', '.join(authors)}")
-            case ToolMessage():
-                print(f"  {message.name} says {message.text}")
-            case _:
-                print(f"  {message.type}: {message.text}")
+    for question in QUESTIONS:
+        print(question)
+        asked = {"messages": [("user", question)]}
+        state = agent.invoke(asked, {"callbacks": [Watch()], "recursion_limit": 12})
+        for message in state["messages"][1:]:
+            match message:
+                case AIMessage(tool_calls=[_, *_]):
+                    steps = message.additional_kwargs["specguard_steps"]
+                    authors = [step["source"] for step in steps if step["phase"] == "tool_call"]
+                    for call, author in zip(message.tool_calls, authors, strict=True):
+                        print(f"  the {author} calls {call['name']}({call['args']})")
+                case ToolMessage():
+                    print(f"  {message.name} says {message.text}")
+                case _:
+                    print(f"  answer: {message.text}")
 
 
 if __name__ == "__main__":

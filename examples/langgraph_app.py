@@ -7,7 +7,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from specguard_chains import ChatSpecGuard
 from specguard_chains.callbacks import LangGraphStepWriter
 
-SYSTEM = ("system", "Answer in two or three short paragraphs.")
+SYSTEM = ("system", "Give three reasons, each in a paragraph of one sentence.")
 QUESTION = "Why do bakers let bread dough rest before they bake it?"
 
 
@@ -35,11 +35,11 @@ def main() -> None:
         if mode == "custom":
             step = part["data"]
             score = "no score" if step["score"] is None else f"score {step['score']:.2f}"
-            print(f"\n[{step['number']}] by the {step['source']}, {step['verdict']}, {score}")
+            print(f"[{step['number']}] by the {step['source']}, {step['verdict']}, {score}\n")
         else:
             chunk, metadata = part
-            print(chunk.text, end="", flush=True)
-    print(f"\n\nThe text came from the node {metadata['langgraph_node']!r}.")
+            print(chunk.text.strip(), flush=True)
+    print(f"The text came from the node {metadata['langgraph_node']!r}.")
 
 
 if __name__ == "__main__":

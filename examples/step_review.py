@@ -7,12 +7,10 @@ from fractions import Fraction
 from specguard_chains import ChatSpecGuard, Review, Step
 
 SYSTEM = (
-    "Solve the problem in short lines. Each line has one calculation with numbers only, "
-    "such as: Eggs in all: 3 * 12 = 36"
+    "Solve the problem step by step. Write one calculation per line, always with its result, "
+    "like 3 * 12 = 36."
 )
-QUESTION = (
-    "A factory packs 347 boxes of 286 screws and 193 boxes of 78 screws. How many screws is that?"
-)
+QUESTION = "A factory packs 64 boxes of 87 screws and 193 boxes of 78. How many screws is that?"
 NUMBER = r"\d[\d,]{0,14}(?:\.\d{1,9})?"
 EQUATION = re.compile(  # neither its beginning nor its end is a part of something larger
     rf"(?<![\w+*/().,-])({NUMBER}(?:(?:[-+*]|/(?!0)){NUMBER})+)=({NUMBER})(?!\d|[.,]\d|[-+*/=%(])"
@@ -33,6 +31,7 @@ def value(expression: str) -> Fraction:
 def mistakes(text: str) -> Iterator[str]:
     """Yield what is wrong about the equations in a text; results may be rounded."""
     text = re.sub(r"\\?\$", "", text.replace("×", "*").replace(r"\times", "*"))
+    text = re.sub(r"(?<=\d) [a-z]+(?:/[a-z]+)?(?= [-+*/=])", "", text)  # units
     text = re.sub(r"(?<=[\w)]) *([-+*/=%]) *", r"\1", text)
     for left, right in EQUATION.findall(text):
         last_digit = Fraction(1, 10 ** len(right.partition(".")[2]))
@@ -49,7 +48,7 @@ def review(step: Step) -> Review:
 
 def main() -> None:
     # A line is a step, so that a mistake costs a line and not a paragraph.
-    llm = ChatSpecGuard(step_delimiter="\n", seed=1, max_tokens=150, review=review)
+    llm = ChatSpecGuard(step_delimiter="\n", seed=2, max_tokens=100, review=review)
     for step in llm.steps([("system", SYSTEM), ("user", QUESTION)]):
         marks = " ".join("✓" if said is Review.KEEP else "✗" for said in step.reviews)
         print(f"[{step.number}] {marks} by the {step.source}: {step.text.strip()}")

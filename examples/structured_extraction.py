@@ -27,7 +27,7 @@ class Price(BaseModel):
 
 
 def main() -> None:
-    llm = ChatSpecGuard(temperature=0, max_tokens=300)
+    llm = ChatSpecGuard(temperature=0, max_tokens=400)
 
     # While it is written, the JSON is held to the schema: it cannot come out malformed.
     extract = llm.with_structured_output(Business, include_raw=True)
@@ -38,7 +38,7 @@ def main() -> None:
 
     # A sum needs steps. They come first, free and verified, and are kept apart from the JSON.
     solve = llm.with_structured_output(Price, reason_first=True, include_raw=True)
-    result = solve.invoke(QUESTION)
+    result = solve.invoke([("system", "Reason in a few short steps."), ("user", QUESTION)])
     print(repr(result["parsed"] or result["parsing_error"]))
     for step in result["raw"].additional_kwargs["specguard_steps"]:
         print(f"  {step['phase']} by the {step['source']}: {step['text'].strip()}")

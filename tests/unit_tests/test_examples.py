@@ -114,17 +114,19 @@ def test_the_agent_tells_who_wrote_its_calls(
 ) -> None:
     scripted(
         "agent",
-        [call("look_up_price", item="Lamp")],
-        [call("multiply", a=12, b=37)],
-        ["They cost 444 euros."],
+        [call("look_up_price", item="lamp")],
+        ["It costs 37 euros."],
+        [call("multiply", a=27, b=43)],
+        ["It is 1161."],
     ).main()
     said = capsys.readouterr().out
-    assert said.count("tool_call by the target, no score") == 2
-    assert "calls look_up_price({'item': 'Lamp'}), written by the target" in said
+    assert said.count("tool_call by the target, unverified, no score") == 2
+    assert "the target calls look_up_price({'item': 'lamp'})" in said
     assert "look_up_price says 37" in said
-    assert "calls multiply({'a': 12, 'b': 37}), written by the target" in said
-    assert "multiply says 444" in said
-    assert said.rstrip().endswith("ai: They cost 444 euros.")
+    assert "answer: It costs 37 euros." in said
+    assert "the target calls multiply({'a': 27, 'b': 43})" in said
+    assert "multiply says 1161" in said
+    assert said.rstrip().endswith("answer: It is 1161.")
 
 
 def test_the_extraction_prints_objects(
@@ -181,6 +183,8 @@ def test_the_graph_streams_text_and_steps(
         ("- $46 * $37 = $1,702.50", 1),
         ("- 7 - 8 + 1 = 0", 0),
         ("7 - 8 + 2 = 1.", 0),
+        ("193 boxes * 78 screws/box = 15174 screws", 1),
+        ("193 boxes * 78 screws/box = 15054 screws", 0),
     ],
 )
 def test_the_calculator_finds_wrong_equations(text: str, wrong: int) -> None:
