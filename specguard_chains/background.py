@@ -29,6 +29,7 @@ from specguard_chains.errors import ConfigurationError, DecodingCancelled
 
 POLL_S = 0.05
 """How often a request that waits for a hook asks whether it should give up."""
+WAITED = "the request was cancelled while it waited for a hook"
 EXIT_TIMEOUT_S = 10.0
 """How long the end of the process waits for the token that is being computed."""
 
@@ -184,6 +185,8 @@ class _Worker:
             return None
 
         def ask(step: Step) -> Any:
+            if self._cancelled():  # else a coroutine might be made that no loop runs any more
+                raise DecodingCancelled("the request was cancelled before it asked a hook")
             said = hook(step)
             return self._result(said) if inspect.isawaitable(said) else said
 
@@ -200,13 +203,21 @@ class _Worker:
             return await awaitable
 
         if self._loop is None:
-            return asyncio.run(result())
+            return asyncio.run(self._watched(awaitable))
         future = asyncio.run_coroutine_threadsafe(result(), self._loop)
         while not wait([future], POLL_S).done:
             if self._cancelled():
                 future.cancel()
-                raise DecodingCancelled("the request was cancelled while it waited for a hook")
+                raise DecodingCancelled(WAITED)
         return future.result()
+
+    async def _watched(self, awaitable: Awaitable[Any]) -> Any:
+        """Return the result of a coroutine, or cancel it; for a loop that runs nothing else."""
+        task = asyncio.ensure_future(awaitable)
+        while not (await asyncio.wait([task], timeout=POLL_S))[0]:
+            if self._cancelled():  # `asyncio.run` cancels the task and waits for its end
+                raise DecodingCancelled(WAITED)
+        return task.result()
 
 
 def _refuse_held(engines: Iterable[Engine]) -> None:

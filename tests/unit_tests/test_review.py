@@ -437,6 +437,35 @@ async def test_cancelling_a_task_cancels_the_coroutine_that_its_hook_waits_for()
     assert text_of(steps) == "".join(SCRIPT)
 
 
+def test_a_deadline_holds_while_a_coroutine_of_a_sync_call_is_waited_for() -> None:
+    mine = SoloDecoder(scripted(), Source.TARGET)
+    cancelled = threading.Event()
+
+    async def review(step: Step) -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return "keep"
+
+    deadline = time.monotonic() + 0.1
+    late = request(GREEDY, review=review, cancelled=lambda: time.monotonic() >= deadline)
+    with pytest.raises(DecodingCancelled, match="waited for a hook"):
+        list(background.run(mine, late))
+    assert cancelled.is_set()
+    assert text_of(list(background.run(mine, request(GREEDY)))) == "".join(SCRIPT)
+
+
+def test_an_answer_that_nobody_wants_asks_no_hook() -> None:
+    mine = SoloDecoder(scripted(), Source.TARGET)
+    asked = []
+    unwanted = request(GREEDY, review=asked.append, cancelled=lambda: True)
+    with pytest.raises(DecodingCancelled):
+        list(background.run(mine, unwanted))
+    assert asked == []
+
+
 def test_a_deadline_holds_while_steps_are_written_anew() -> None:
     """A reviewer that is never content does not outlast the caller's patience."""
     mine = SoloDecoder(toy(1, delay_s=0.001), Source.TARGET)
