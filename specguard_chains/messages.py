@@ -100,14 +100,14 @@ def _user(message: HumanMessage) -> Iterator[TemplateMessage]:
 def _assistant(message: AIMessage) -> TemplateMessage:
     """Return an earlier answer; its reasoning stands apart, and the template decides about it."""
     mapping = _mapping("assistant", message)
-    reasoning = [message.additional_kwargs.get("reasoning_content") or ""]
-    if not isinstance(message.content, str):
-        reasoning += [
-            block.get("reasoning") or block.get("thinking") or ""
-            for block in message.content
-            if isinstance(block, Mapping) and _type(block) in REASONING_BLOCKS
-        ]
-    if text := "".join(reasoning):
+    blocks = [message.content] if isinstance(message.content, str) else message.content
+    in_blocks = "".join(
+        block.get("reasoning") or block.get("thinking") or ""
+        for block in blocks
+        if isinstance(block, Mapping) and _type(block) in REASONING_BLOCKS
+    )
+    # A message in the v1 form has the same in both places.
+    if text := in_blocks or message.additional_kwargs.get("reasoning_content"):
         mapping["reasoning_content"] = text
     if message.tool_calls:
         mapping["tool_calls"] = [

@@ -189,3 +189,10 @@ def test_nothing_to_answer_is_an_error(messages: list[BaseMessage]) -> None:
 def test_a_message_that_is_no_utterance_is_an_error() -> None:
     with pytest.raises(SpecGuardError, match="RemoveMessage"):
         to_template([HumanMessage("hi"), RemoveMessage(id="1")])
+
+
+def test_reasoning_of_a_message_in_the_v1_form_is_told_once() -> None:
+    blocks: Any = [{"type": "reasoning", "reasoning": "Hm."}, {"type": "text", "text": "Yes."}]
+    message = AIMessage(blocks, additional_kwargs={"reasoning_content": "Hm."})
+    (mapping,) = to_template([message])
+    assert mapping == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
