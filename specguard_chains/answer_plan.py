@@ -55,7 +55,7 @@ class Asked:
         Raises:
             ConfigurationError: A tool, the choice of tools or the response format is wrong.
         """
-        tools = [convert_to_openai_tool(tool) for tool in options.pop("tools", None) or ()]
+        tools = described(options.pop("tools", None) or ())
         strict = options.pop("strict", None)
         choice = ToolChoice.of(
             options.pop("tool_choice", None),
@@ -66,7 +66,13 @@ class Asked:
             options.pop("response_format", None),
             reason_first=options.pop("reason_first", False),
         )
-        return cls(tools, choice, response, strict)
+        asked = cls(tools, choice, response, response.strict if strict is None else strict)
+        if asked.callable and not response.is_json and response.format is not None:
+            raise ConfigurationError(
+                f"an answer cannot be held to a {response.format} where tools may be called; leave "
+                "the tools out, give tool_choice='none', or ask for JSON"
+            )
+        return asked
 
     @property
     def callable(self) -> list[Tool]:
@@ -77,6 +83,27 @@ class Asked:
     def names(self) -> list[str]:
         """Their names."""
         return [tool["function"]["name"] for tool in self.callable]
+
+
+def described(tools: Sequence[Any], *, strict: bool | None = None) -> list[dict[str, Any]]:
+    """Return tools as OpenAI describes them.
+
+    Raises:
+        ConfigurationError: One of them cannot be described, or its name will not do.
+    """
+    openai = [_described(tool, strict) for tool in tools]
+    tool_names(openai)
+    return openai
+
+
+def _described(tool: Any, strict: bool | None) -> dict[str, Any]:
+    try:
+        return convert_to_openai_tool(tool, strict=strict)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigurationError(
+            f"{tool!r} cannot be described as a tool: {error}; give a function, a tool, a pydantic "
+            "class, or OpenAI's description of a function"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

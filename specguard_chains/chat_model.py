@@ -22,9 +22,8 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from specguard_chains.answer_plan import AnswerPlan, Asked
+from specguard_chains.answer_plan import AnswerPlan, Asked, described
 from specguard_chains.call import Call, refuse_secrets
 from specguard_chains.callbacks import adispatch, atapped, dispatch, tapped
 from specguard_chains.chunks import ChunkWriter
@@ -32,10 +31,8 @@ from specguard_chains.decoding.steps import Step
 from specguard_chains.hooks import Hooks
 from specguard_chains.messages import to_template
 from specguard_chains.model_base import SpecGuardModel, profile
-from specguard_chains.response_format import ResponseFormat
 from specguard_chains.step_parser import StepSource
 from specguard_chains.structured_output import Method, structured
-from specguard_chains.tools.choice import ToolChoice
 
 
 class ChatSpecGuard(StepSource, SpecGuardModel, BaseChatModel):
@@ -144,6 +141,11 @@ class ChatSpecGuard(StepSource, SpecGuardModel, BaseChatModel):
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return super()._get_ls_params(self.stop if stop is None else stop, **kwargs)
 
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        """Tell answers in a cache apart by what tools and schemas say: a class has but a name."""
+        asked = Asked.taken_from(kwargs)
+        return super()._get_llm_string(stop, **kwargs, asked=asked)
+
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
@@ -182,16 +184,14 @@ class ChatSpecGuard(StepSource, SpecGuardModel, BaseChatModel):
             ConfigurationError: A tool or choice is wrong.
         """
         bound: builtins.dict[str, Any] = {
-            "tools": [convert_to_openai_tool(tool, strict=strict) for tool in tools],
+            "tools": described(tools, strict=strict),
             "tool_choice": tool_choice,
             "strict": strict,
             "parallel_tool_calls": parallel_tool_calls,
             "response_format": response_format,
         }
         bound = {name: value for name, value in bound.items() if value is not None}
-        # Wrong values are refused here rather than in every call.
-        ToolChoice.of(tool_choice, [tool["function"]["name"] for tool in bound["tools"]])
-        ResponseFormat.of(response_format)
+        Asked.taken_from(dict(bound))  # wrong values are refused here rather than in every call
         return cast("Runnable[LanguageModelInput, AIMessage]", self.bind(**bound, **kwargs))
 
     def with_structured_output(
@@ -330,7 +330,12 @@ class ChatSpecGuard(StepSource, SpecGuardModel, BaseChatModel):
             opened=plan.opened,
             hooks=Hooks.of(model.stop_when, model.review, asynchronous=asynchronous),
         )
-        return call, ChunkWriter(plan.reader(), reasoning_steps=model.reasoning_steps)
+        writer = ChunkWriter(
+            plan.reader(),
+            reasoning_steps=model.reasoning_steps,
+            output_version=model.output_version,
+        )
+        return call, writer
 
     async def _acall(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, overrides: Mapping[str, Any]
@@ -350,7 +355,8 @@ class ChatSpecGuard(StepSource, SpecGuardModel, BaseChatModel):
         """See `BaseChatModel.generate`."""
         refuse_secrets(kwargs)
         callbacks = tapped(callbacks, self.callbacks, self.verbose, self.trace_steps)
-        return super().generate(messages, stop, callbacks, **kwargs)
+        model = self._without_cache_if_asked(kwargs)
+        return super(ChatSpecGuard, model).generate(messages, stop, callbacks, **kwargs)
 
     async def agenerate(
         self,
@@ -362,7 +368,8 @@ class ChatSpecGuard(StepSource, SpecGuardModel, BaseChatModel):
         """See `BaseChatModel.agenerate`."""
         refuse_secrets(kwargs)
         callbacks = atapped(callbacks, self.callbacks, self.verbose, self.trace_steps)
-        return await super().agenerate(messages, stop, callbacks, **kwargs)
+        model = self._without_cache_if_asked(kwargs)
+        return await super(ChatSpecGuard, model).agenerate(messages, stop, callbacks, **kwargs)
 
     def stream(
         self,

@@ -18,20 +18,32 @@ from specguard_chains.tools.reader import AnswerReader
 REASONING_KEY = "reasoning_content"
 """Where LangChain looks for reasoning in a message's `additional_kwargs`."""
 
+CALLS_FROM = 1_000_000
+"""The index of the first call in the v1 form. LangChain (core 1.8.3) counts the blocks of text and
+reasoning from 0 there, and merges a call with a block of the same index."""
+
 
 class ChunkWriter:
     """Writes the chunks of one message; each part of the answer goes where LangChain has it."""
 
-    def __init__(self, reader: AnswerReader, *, reasoning_steps: bool = False) -> None:
+    def __init__(
+        self,
+        reader: AnswerReader,
+        *,
+        reasoning_steps: bool = False,
+        output_version: str | None = None,
+    ) -> None:
         """Start a message.
 
         Args:
             reader: Tells the parts of the answer apart.
             reasoning_steps: Count every step before the last one as reasoning.
+            output_version: In which form LangChain is going to give the chunks.
         """
         self.steps: list[Step] = []
         self._reader = reader
         self._reasoning_steps = reasoning_steps
+        self._first_index = CALLS_FROM if output_version == "v1" else 0
         self._num_calls = 0
         self._answered = False
         self._latest = ""
@@ -81,13 +93,14 @@ class ChunkWriter:
         LangChain completes arguments that are cut off and takes what it gets for a call. What was
         malformed must not be carried out, so it is made to stay malformed.
         """
+        index = self._first_index + self._num_calls
         self._num_calls += 1
         failed = f"({call.error}) " if isinstance(call, MalformedCall) else ""
         return tool_call_chunk(
             name=call.name,
             args=failed + call.arguments,
             id=f"call_{uuid4().hex}",
-            index=self._num_calls - 1,
+            index=index,
         )
 
     def _as_reasoning(self, parts: list[Part], *, last: bool) -> list[Part]:

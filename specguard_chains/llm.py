@@ -278,7 +278,7 @@ class SpecGuardLLM(SpecGuardModel, BaseLLM):
 
     def _called(self, stop: list[str] | None, overrides: Mapping[str, Any]) -> SpecGuardLLM:
         refuse_secrets(overrides)
-        return self._in_force(stop, overrides)
+        return self._in_force(stop, overrides)._without_cache_if_asked({})
 
     def batch(
         self,

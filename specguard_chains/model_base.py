@@ -46,7 +46,7 @@ class SpecGuardModel(TypedErrors, SpecGuardOptions, BaseLanguageModel[Any]):
     """Seconds that an answer may take, waiting for its turn included; loading is not."""
     stop_when: Any = Field(default=None, exclude=True)
     """Ends an answer early: a function or Runnable that is asked about every step, sync or async,
-    and returns True to end the answer with it."""
+    and returns True to end the answer with it. No cache is asked then, nor for a review."""
     review: Any = Field(default=None, exclude=True)
     """Takes part in verification: a function or Runnable that gets every step before it is kept,
     whoever wrote it, and returns "keep", "regenerate" (the target writes it anew) or "stop"."""
@@ -125,6 +125,16 @@ class SpecGuardModel(TypedErrors, SpecGuardOptions, BaseLanguageModel[Any]):
         model = self.model_copy(update=own)
         model.__dict__.pop("_serialized", None)  # LangChain's memory of the old options
         return model
+
+    def _without_cache_if_asked(self, overrides: Mapping[str, Any]) -> Self:
+        """Return the model, without its cache if hooks take part in an answer.
+
+        What they say is not known from what the model is asked, and may be another thing next time.
+        """
+        hooks = [overrides.get(name, getattr(self, name)) for name in ("stop_when", "review")]
+        if all(hook is None for hook in hooks):
+            return self
+        return self.model_copy(update={"cache": False})
 
     def __deepcopy__(self, memo: builtins.dict[int, Any] | None = None) -> Self:
         """Copy the settings; engines, caches, limiters and handlers are shared."""

@@ -34,6 +34,8 @@ class ResponseFormat:
     """The regular expression, or the grammar in llguidance's variation of Lark."""
     reason_first: bool = False
     """Free reasoning comes before the JSON."""
+    strict: bool | None = None
+    """What OpenAI's description of a schema says of it; see `Asked.strict`."""
 
     @classmethod
     def of(cls, given: Any, *, reason_first: bool = False) -> ResponseFormat:
@@ -55,14 +57,21 @@ class ResponseFormat:
             return cls()
         kind = given.get("type") if isinstance(given, Mapping) else None
         if kind in ("regex", "grammar"):
+            if reason_first:
+                raise ConfigurationError(
+                    "reason_first=True goes with an answer in JSON; write the reasoning into the "
+                    f"{kind} itself"
+                )
             if not isinstance(given.get(kind), str):
                 raise ConfigurationError(f"a response format of type {kind!r} needs {kind!r}: text")
             return cls(kind, source=given[kind])
         if kind == "json_object":
             return cls("json", JSON_OBJECT, reason_first=reason_first)
         if kind == "json_schema":
-            described = given.get("json_schema", {})
-            given = described.get("schema", given.get("schema"))
+            described = given.get("json_schema", given)
+            described = described if isinstance(described, Mapping) else {}
+            schema, strict = _schema(described.get("schema")), described.get("strict")
+            return cls("json", schema, reason_first=reason_first, strict=strict)
         return cls("json", _schema(given), reason_first=reason_first)
 
     @property

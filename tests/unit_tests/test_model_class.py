@@ -23,6 +23,8 @@ from langchain_core.outputs import Generation
 from langchain_core.prompts import PromptTemplate
 from langchain_core.rate_limiters import InMemoryRateLimiter
 from langchain_core.runnables import ConfigurableField, Runnable
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import create_model
 
 from specguard_chains import ChatSpecGuard, ConfigurationError, QueueFullError, SpecGuardOptions
 from specguard_chains.engines import DEFAULT_N_CTX
@@ -225,6 +227,43 @@ def test_equal_settings_share_a_cache_and_others_do_not(
     assert computes(model)
     model.temperature = 1.5
     assert not computes(model)
+
+
+@kinds
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("bound", [False, True])
+def test_no_cache_answers_for_hooks(
+    kind: str, asynchronous: bool, bound: bool, global_cache: InMemoryCache
+) -> None:
+    # A hook may say something else next time, and one that is gone leaves its address to another.
+    model = KINDS[kind](toy_chat.scripted())
+
+    def ask(number: int) -> str:
+        hooks: Any = {"stop_when": lambda step: step.number == number}
+        asked: Any = model.bind(**hooks) if bound else model.model_copy(update=hooks)
+        return text(asyncio.run(asked.ainvoke("hi")) if asynchronous else asked.invoke("hi"))
+
+    model.invoke("hi")
+    assert len(global_cache._cache) == 1
+    assert [len(ask(number)) for number in (1, 2, 3)] == [8, 16, 24]
+    assert len(global_cache._cache) == 1
+
+
+def test_a_cache_tells_schemas_and_tools_of_one_name_apart(global_cache: InMemoryCache) -> None:
+    model = toy_chat.scripted('{"x": 1}')
+
+    def schema(field: str) -> Any:
+        return create_model("Schema", **{field: (int, ...)})  # type: ignore[call-overload]
+
+    def ask(field: str) -> str:
+        return model.invoke("hi", response_format=schema(field)).text
+
+    assert [ask("x"), ask("y"), ask("x")] == ['{"x": 1}', '{"y": 1}', '{"x": 1}']
+    assert len(global_cache._cache) == 2
+    for field in ("x", "y"):
+        model.invoke("hi", tools=[schema(field)])
+        model.invoke("hi", tools=[convert_to_openai_tool(schema(field))])
+    assert len(global_cache._cache) == 4
 
 
 @classes
