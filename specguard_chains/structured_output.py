@@ -21,6 +21,7 @@ from langchain_core.output_parsers import (
     PydanticOutputParser,
     PydanticToolsParser,
 )
+from langchain_core.outputs import Generation
 from langchain_core.runnables import (
     Runnable,
     RunnableLambda,
@@ -32,6 +33,7 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from specguard_chains.errors import ConfigurationError
 from specguard_chains.response_format import ResponseFormat
+from specguard_chains.tools.calls import json_region
 from specguard_chains.tools.parts import Text
 from specguard_chains.tools.reader import AnswerReader
 from specguard_chains.tools.structured import Structure
@@ -128,8 +130,47 @@ def _described(schema: Any, strict: bool | None) -> dict[str, Any]:
 
 def _json_parser(schema: Any) -> BaseOutputParser[Any]:
     if _is_pydantic(schema):
-        return PydanticOutputParser(pydantic_object=schema)
-    return JsonOutputParser()
+        return _WholeModelParser(pydantic_object=schema)
+    return _WholeJsonParser()
+
+
+class _WholeJsonParser(JsonOutputParser):
+    """Reads JSON that is complete: LangChain's own parser completes what is cut off."""
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        _refuse_cut_off(result[0], partial=partial)
+        return super().parse_result(result, partial=partial)
+
+
+class _WholeModelParser(PydanticOutputParser[Any]):
+    """The same for a class."""
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        _refuse_cut_off(result[0], partial=partial)
+        return super().parse_result(result, partial=partial)
+
+
+def _refuse_cut_off(generation: Generation, *, partial: bool) -> None:
+    """Refuse an answer that has ended before its JSON.
+
+    Args:
+        generation: The answer so far.
+        partial: More may come, unless the message says how it has ended.
+
+    Raises:
+        OutputParserException: The JSON is not complete and never will be.
+    """
+    message = getattr(generation, "message", None)
+    finish = message.response_metadata.get("finish_reason") if message else None
+    text = generation.text.strip()
+    if (partial and finish is None) or not text.startswith(("{", "[")):
+        return
+    if json_region(text, 0, last=False) is None:
+        raise OutputParserException(
+            f"the answer ended ({finish}) before its JSON was complete: {text!r}; raise max_tokens "
+            "or leave out stop strings",
+            llm_output=text,
+        )
 
 
 def _is_pydantic(schema: Any) -> bool:
