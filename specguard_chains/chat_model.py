@@ -27,9 +27,11 @@ from specguard_chains.answer_plan import AnswerPlan, Asked, described
 from specguard_chains.call import Call, refuse_secrets
 from specguard_chains.callbacks import adispatch, atapped, dispatch, tapped
 from specguard_chains.chunks import ChunkWriter
+from specguard_chains.decoding.engine import Prompt
 from specguard_chains.decoding.steps import Step
+from specguard_chains.errors import ConfigurationError
 from specguard_chains.hooks import Hooks
-from specguard_chains.messages import to_template
+from specguard_chains.messages import as_mappings, plain_text, to_template
 from specguard_chains.model_base import SpecGuardModel, profile
 from specguard_chains.step_parser import StepSource
 from specguard_chains.structured_output import Method, structured
@@ -149,10 +151,18 @@ class ChatSpecGuard(StepSource, SpecGuardModel, BaseChatModel):
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
-        """Return how many tokens the prompt has that the template makes of these messages."""
+        """Return how many tokens the prompt has that the template makes of these messages.
+
+        LangChain also counts parts of conversations, in any order. Where the template takes no such
+        part, the tokens of its text are counted.
+        """
         asked = Asked.taken_from({"tools": tools})
         plan = AnswerPlan.of(asked, self, self._assembled.decoder(self).engines)
-        return len(self._tokens(plan.prompt(to_template(messages))))
+        mappings = as_mappings(messages)
+        try:
+            return len(self._tokens(plan.prompt(mappings)))
+        except ConfigurationError:
+            return len(self._tokens(Prompt(text=plain_text(mappings))))
 
     # Tools and structured output
 

@@ -6,6 +6,7 @@ take (two user turns in a row, a system message) is adapted where the template i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ def to_template(messages: Sequence[BaseMessage]) -> list[TemplateMessage]:
     Raises:
         ConfigurationError: There is nothing to answer, or a block that no template renders.
     """
-    converted = [part for message in messages for part in _convert(message)]
+    converted = as_mappings(messages)
     if not any(part["content"].strip() or part.get("tool_calls") for part in converted):
         raise ConfigurationError(
             "there is nothing to answer: "
@@ -50,6 +51,27 @@ def to_template(messages: Sequence[BaseMessage]) -> list[TemplateMessage]:
             + "; give at least one message with text"
         )
     return converted
+
+
+def as_mappings(messages: Sequence[BaseMessage]) -> list[TemplateMessage]:
+    """Return the messages as mappings, whether or not there is something to answer.
+
+    Raises:
+        ConfigurationError: A block that no template renders.
+    """
+    return [part for message in messages for part in _convert(message)]
+
+
+def plain_text(messages: Sequence[TemplateMessage]) -> str:
+    """Return what messages say without a template, which decides about reasoning."""
+    return "\n".join(
+        f"{message['role']}: {message['content']}"
+        + "".join(
+            f"\n{json.dumps(call['function'], ensure_ascii=False)}"
+            for call in message.get("tool_calls", ())
+        )
+        for message in messages
+    )
 
 
 def _convert(message: BaseMessage) -> Iterator[TemplateMessage]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar, Self
 
 from langchain_core.language_models.base import BaseLanguageModel
 from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
-from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, create_model, model_validator
 
 from specguard_chains.call import (
     Assembled,
@@ -19,6 +20,7 @@ from specguard_chains.call import (
     identity,
     model_name,
     options_in_force,
+    typed_errors,
 )
 from specguard_chains.decoding.engine import Engine, Prompt
 from specguard_chains.decoding.steps import Step
@@ -119,12 +121,18 @@ class SpecGuardModel(TypedErrors, SpecGuardOptions, BaseLanguageModel[Any]):
             for name, value in overrides.items()
             if name != "stream" and not name.startswith("ls_")  # LangChain's, not the model's
         }
-        own = {name: given.pop(name) for name in self.of_a_call & given.keys()}
+        own = self._checked({name: given.pop(name) for name in self.of_a_call & given.keys()})
         options = options_in_force(self, stop, given)
         own |= {name: getattr(options, name) for name in SpecGuardOptions.model_fields}
         model = self.model_copy(update=own)
         model.__dict__.pop("_serialized", None)  # LangChain's memory of the old options
         return model
+
+    def _checked(self, own: Mapping[str, Any]) -> builtins.dict[str, Any]:
+        """Return fields that a call gives anew in their types: True for "yes"."""
+        with typed_errors():
+            valid = _fields_of_a_call(type(self)).model_validate(own)
+        return {name: getattr(valid, name) for name in own}
 
     def _without_cache_if_asked(self, overrides: Mapping[str, Any]) -> Self:
         """Return the model, without its cache if hooks take part in an answer.
@@ -157,6 +165,12 @@ class SpecGuardModel(TypedErrors, SpecGuardOptions, BaseLanguageModel[Any]):
                     f"model by its file or name instead: {role}='model.gguf'"
                 )
         return super().__getstate__()
+
+
+@cache
+def _fields_of_a_call(cls: type[SpecGuardModel]) -> type[BaseModel]:
+    fields: Any = {name: (cls.model_fields[name].annotation, None) for name in cls.of_a_call}
+    return create_model(cls.__name__, **fields)
 
 
 def usage(steps: Sequence[Step], input_tokens: int) -> UsageMetadata:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +19,14 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_core.globals import set_llm_cache
 from langchain_core.load import dumpd, dumps
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    trim_messages,
+)
 from langchain_core.outputs import Generation
 from langchain_core.prompts import PromptTemplate
 from langchain_core.rate_limiters import InMemoryRateLimiter
@@ -27,10 +35,12 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import create_model
 
 from specguard_chains import ChatSpecGuard, ConfigurationError, QueueFullError, SpecGuardOptions
+from specguard_chains.decoding.engine import Prompt
 from specguard_chains.engines import DEFAULT_N_CTX
 from specguard_chains.errors import EngineError
 from specguard_chains.llm import SpecGuardLLM
 from specguard_chains.model_base import profile
+from specguard_chains.templates import ChatTemplate
 from tests.toy_engine import ToyEngine, random_policy
 from tests.unit_tests import test_llm, toy_chat
 from tests.unit_tests.routes import collect
@@ -333,6 +343,52 @@ def test_a_model_is_shown_without_its_key_and_not_loaded_from_text(cls: type[Mod
 
 
 # Tokens
+
+
+class Strict(ToyEngine):
+    """Refuses what a template that insists on alternating roles refuses."""
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        if prompt.text is None:
+            source = Path(__file__).with_name("templates") / "mistral.jinja"
+            text = ChatTemplate(source.read_text()).render(prompt.messages, prompt.tools)
+            return list(text.encode())
+        return super().encode(prompt)
+
+
+@pytest.mark.parametrize("engine", [ToyEngine, Strict])
+def test_conversations_are_shortened_by_the_targets_tokens(engine: type[ToyEngine]) -> None:
+    model = ChatSpecGuard(decoder="target", target=engine(random_policy(0)))
+    call: Any = {"name": "add", "args": {"a": 1}, "id": "call_1"}
+    messages = [
+        SystemMessage("Short."),
+        HumanMessage("A long question. " * 20),
+        AIMessage("", tool_calls=[call]),
+        ToolMessage("", tool_call_id="call_1"),
+        AIMessage("A long answer. " * 20),
+        HumanMessage("And now?"),
+    ]
+    for strategy in ("first", "last"):
+        shortened = trim_messages(
+            messages, max_tokens=150, token_counter=model, strategy=strategy, allow_partial=False
+        )
+        assert 0 < len(shortened) < len(messages)
+    assert shortened == messages[-1:]
+    assert model.get_num_tokens_from_messages([AIMessage("")]) > 0
+    with pytest.raises(ConfigurationError, match="nothing to answer"):
+        model.invoke([AIMessage("")])
+
+
+@kinds
+@pytest.mark.parametrize("wrong", [{"timeout": "soon"}, {"timeout": [3]}])
+def test_fields_that_a_call_gives_anew_are_validated(kind: str, wrong: dict[str, Any]) -> None:
+    model = KINDS[kind](toy_chat.scripted())
+    with pytest.raises(ConfigurationError, match=r"timeout=.*valid number"):
+        model.invoke("hi", **wrong)
+    assert text(model.invoke("hi", timeout="60")) == toy_chat.TEXT
+    with pytest.raises(ConfigurationError, match=r"reasoning_steps='perhaps'.*boolean"):
+        toy_chat.scripted().invoke("hi", reasoning_steps="perhaps")
+    assert toy_chat.scripted().invoke("hi", reasoning_steps="no").text == toy_chat.TEXT
 
 
 @kinds
