@@ -12,7 +12,10 @@ SYSTEM = (
     "You sell furniture. Never guess a price: call look_up_price. Never compute yourself: call "
     "multiply. Then answer in one sentence."
 )
-QUESTIONS = ["What is the price of a lamp? Use the tool.", "What is 27 times 43? Use the tool."]
+QUESTIONS = [
+    "What is the price of a lamp? Use the tool.",
+    "I buy 27 rugs at 43 euros each. What do they cost together? Use the tool.",
+]
 
 
 def look_up_price(item: Literal["chair", "desk", "lamp"]) -> str:
@@ -25,9 +28,7 @@ def multiply(a: float, b: float) -> str:
     return f"{a * b:g}"
 
 
-class Watch(BaseCallbackHandler):
-    """Prints each step of the agent's model the moment that it is verified."""
-
+class PrintSteps(BaseCallbackHandler):
     def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
         if name == "specguard_step":
             score = "no score" if data["score"] is None else f"score {data['score']:.2f}"
@@ -40,7 +41,7 @@ def main() -> None:
     for question in QUESTIONS:
         print(question)
         asked = {"messages": [("user", question)]}
-        state = agent.invoke(asked, {"callbacks": [Watch()], "recursion_limit": 12})
+        state = agent.invoke(asked, {"callbacks": [PrintSteps()], "recursion_limit": 12})
         for message in state["messages"][1:]:
             match message:
                 case AIMessage(tool_calls=[_, *_]):

@@ -7,8 +7,8 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from specguard_chains import ChatSpecGuard
 from specguard_chains.callbacks import LangGraphStepWriter
 
-SYSTEM = ("system", "Give three reasons, each in a paragraph of one sentence.")
-QUESTION = "Why do bakers let bread dough rest before they bake it?"
+SYSTEM = ("system", "Answer with a numbered list, one line for each point.")
+QUESTION = "What are three reasons to let bread dough rest before it is baked?"
 
 
 def build(llm: ChatSpecGuard) -> Any:
@@ -25,7 +25,7 @@ def build(llm: ChatSpecGuard) -> Any:
 
 
 def main() -> None:
-    app = build(ChatSpecGuard(temperature=0, max_tokens=160))
+    app = build(ChatSpecGuard(temperature=0, max_tokens=160, step_delimiter="\n"))
     parts = app.stream(
         {"messages": [("user", QUESTION)]},
         {"callbacks": [LangGraphStepWriter()]},  # puts the steps into the custom stream

@@ -10,7 +10,7 @@ SYSTEM = (
     "Solve the problem step by step. Write one calculation per line, always with its result, "
     "like 3 * 12 = 36."
 )
-QUESTION = "A factory packs 64 boxes of 87 screws and 193 boxes of 78. How many screws is that?"
+QUESTION = "A factory packs 64 boxes of 87 screws and 48 boxes of 76. How many screws is that?"
 NUMBER = r"\d[\d,]{0,14}(?:\.\d{1,9})?"
 EQUATION = re.compile(  # neither its beginning nor its end is a part of something larger
     rf"(?<![\w+*/().,-])({NUMBER}(?:(?:[-+*]|/(?!0)){NUMBER})+)=({NUMBER})(?!\d|[.,]\d|[-+*/=%(])"
