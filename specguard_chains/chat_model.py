@@ -247,6 +247,8 @@ class ChatSpecGuard(StepSource, SpecGuardModel, BaseChatModel):
         self, input: LanguageModelInput, *, stop: list[str] | None = None, **overrides: Any
     ) -> Iterator[Step]:
         """Yield the verified steps of an answer; no callbacks are called."""
+        if self.rate_limiter is not None:
+            self.rate_limiter.acquire(blocking=True)
         call, _ = self._call(self._convert_input(input).to_messages(), stop, overrides)
         yield from call.steps()
 
@@ -254,6 +256,8 @@ class ChatSpecGuard(StepSource, SpecGuardModel, BaseChatModel):
         self, input: LanguageModelInput, *, stop: list[str] | None = None, **overrides: Any
     ) -> AsyncIterator[Step]:
         """Yield the verified steps of an answer; no callbacks are called."""
+        if self.rate_limiter is not None:
+            await self.rate_limiter.aacquire(blocking=True)
         messages = self._convert_input(input).to_messages()
         call, _ = await self._acall(messages, stop, overrides)
         async with aclosing(call.asteps()) as steps:

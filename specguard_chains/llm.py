@@ -126,12 +126,16 @@ class SpecGuardLLM(SpecGuardModel, BaseLLM):
         self, input: LanguageModelInput, *, stop: list[str] | None = None, **overrides: Any
     ) -> Iterator[Step]:
         """Yield the verified steps of an answer; no callbacks are called."""
+        if self.rate_limiter is not None:
+            self.rate_limiter.acquire(blocking=True)
         yield from self._call(self._convert_input(input).to_string(), stop, overrides).steps()
 
     async def asteps(
         self, input: LanguageModelInput, *, stop: list[str] | None = None, **overrides: Any
     ) -> AsyncIterator[Step]:
         """Yield the verified steps of an answer; no callbacks are called."""
+        if self.rate_limiter is not None:
+            await self.rate_limiter.aacquire(blocking=True)
         prompt = self._convert_input(input).to_string()
         call = await self._acall(prompt, stop, overrides)
         async with aclosing(call.asteps()) as steps:

@@ -199,6 +199,15 @@ def test_a_rate_limiter_is_asked_once_for_each_request(kind: str, route: str) ->
     assert (limiter.sync, limiter.asynchronous) == expected
 
 
+@kinds
+def test_a_rate_limiter_is_asked_for_steps_too(kind: str) -> None:
+    limiter = Counting()
+    model = KINDS[kind](toy_chat.scripted()).model_copy(update={"rate_limiter": limiter})
+    assert len(list(model.steps("hi"))) == 3
+    assert len(asyncio.run(collect(model.asteps("hi")))) == 3
+    assert (limiter.sync, limiter.asynchronous) == (1, 1)
+
+
 @classes
 def test_langchains_own_rate_limiter(cls: type[Model]) -> None:
     limiter = InMemoryRateLimiter(requests_per_second=1000, check_every_n_seconds=0.001)
