@@ -91,19 +91,19 @@ def described(tools: Sequence[Any], *, strict: bool | None = None) -> list[dict[
     Raises:
         ConfigurationError: One of them cannot be described, or its name will not do.
     """
-    openai = [_described(tool, strict) for tool in tools]
-    tool_names(openai)
-    return openai
+    return [_described(tool, strict) for tool in tools]
 
 
 def _described(tool: Any, strict: bool | None) -> dict[str, Any]:
     try:
-        return convert_to_openai_tool(tool, strict=strict)
+        openai = convert_to_openai_tool(tool, strict=strict)
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(
             f"{tool!r} cannot be described as a tool: {error}; give a function, a tool, a pydantic "
             "class, or OpenAI's description of a function"
         ) from error
+    tool_names([openai])
+    return openai
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,7 +201,10 @@ class ChatSpecGuard(StepSource, SpecGuardModel, BaseChatModel):
             "response_format": response_format,
         }
         bound = {name: value for name, value in bound.items() if value is not None}
-        Asked.taken_from(dict(bound))  # wrong values are refused here rather than in every call
+        # Wrong values are refused here rather than in every call; tools of one name only there, as
+        # LangChain's standard tests bind such ones.
+        named = {tool["function"]["name"]: tool for tool in bound["tools"]}
+        Asked.taken_from({**bound, "tools": named.values()})
         return cast("Runnable[LanguageModelInput, AIMessage]", self.bind(**bound, **kwargs))
 
     def with_structured_output(

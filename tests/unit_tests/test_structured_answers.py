@@ -123,7 +123,6 @@ def test_a_descriptions_own_strict_counts_unless_the_call_says_otherwise() -> No
     ("tools", "message"),
     [
         ([{"type": "web_search_preview"}], "a tool cannot be called None"),
-        ([add, add], "several tools are called 'add'"),
         (["add"], "'add' cannot be described as a tool.*give a function"),
     ],
 )
@@ -134,6 +133,13 @@ def test_wrong_tools_are_refused_when_they_are_bound_and_in_calls(
         toy_chat.scripted().bind_tools(tools)
     with pytest.raises(ConfigurationError, match=f"(?s){message}"):
         toy_chat.scripted().invoke("hi", tools=tools)
+
+
+def test_tools_of_one_name_are_refused_in_calls() -> None:
+    # LangChain's standard tests bind such ones.
+    bound = toy_chat.scripted().bind_tools([add, add], tool_choice="add")
+    with pytest.raises(ConfigurationError, match="several tools are called 'add'"):
+        bound.invoke("hi")
 
 
 async def _streamed(model: Any) -> Any:
