@@ -15,7 +15,10 @@ from specguard_chains.decoding.boundaries import Phase, Section
 from specguard_chains.decoding.constraint import Constraint
 from specguard_chains.decoding.engine import Engine, Prompt
 from specguard_chains.errors import ConfigurationError
-from specguard_chains.messages import TemplateMessage, with_instruction
+from specguard_chains.messages import (
+    with_closing_instruction,
+    with_instruction,
+)
 from specguard_chains.options import SpecGuardOptions
 from specguard_chains.response_format import JSON_OBJECT, ResponseFormat
 from specguard_chains.tools.choice import ToolChoice, tool_names
@@ -120,6 +123,8 @@ class AnswerPlan:
     opened: Section | None
     instruction: str
     """What the system message has to say."""
+    schema_instruction: str
+    """What it says of an answer in JSON; with tools, the last result does."""
 
     @classmethod
     def of(cls, asked: Asked, options: SpecGuardOptions, engines: Sequence[Engine]) -> AnswerPlan:
@@ -154,15 +159,21 @@ class AnswerPlan:
             sections=sections,
             opened=opened,
             instruction=_instruction(asked, options),
+            schema_instruction=_schema_instruction(asked.response, options),
         )
 
-    def prompt(self, messages: Sequence[TemplateMessage], passages: Sequence[str] = ()) -> Prompt:
+    def prompt(self, messages: Sequence[Mapping[str, Any]], passages: Sequence[str] = ()) -> Prompt:
         """Return the prompt that messages become; `passages` are texts in them."""
         tools = self.asked.callable
+        if not tools:
+            text = "\n\n".join(filter(None, [self.instruction, self.schema_instruction]))
+        else:  # whoever reads of JSON at the start writes it at once, and calls no tool
+            text = self.instruction
+            messages = with_closing_instruction(messages, self.schema_instruction)
         if self.renders_tools:
-            return Prompt(with_instruction(messages, self.instruction), tools, passages=passages)
+            return Prompt(with_instruction(messages, text), tools, passages=passages)
         told = written_out(messages, tools, self.form)
-        return Prompt(with_instruction(told, self.instruction), passages=passages)
+        return Prompt(with_instruction(told, text), passages=passages)
 
     def reader(self) -> AnswerReader:
         """Return what reads the answer."""
@@ -232,10 +243,8 @@ def _call_sections(names: Sequence[str], form: ToolFormat) -> list[Section]:
         openings = [f"{name}{{" for name in names]
     else:
         fences = ("", "```json\n", "```\n")
-        openings = [
-            f'{fence}{opening}"name"'
-            for fence, opening in product(fences, ("{", "{ ", "{\n", "{\n  ", "{\n    ", "[{"))
-        ]
+        brackets = ("{", "{ ", "{\n", "{\n  ", "{\n    ", "[{", "{{", "{{\n  ", "{{\n    ")
+        openings = [f'{fence}{opening}"name"' for fence, opening in product(fences, brackets)]
     return [marked, *(Section(o, "", Phase.TOOL_CALL, whole=True) for o in openings)]
 
 
@@ -244,26 +253,24 @@ def _thinks(section: Section) -> bool:
 
 
 def _instruction(asked: Asked, options: SpecGuardOptions) -> str:
-    parts = []
-    if asked.names and options.tool_instruction:
-        required = asked.choice.mode == "required"
-        parts.append(_required(asked.choice) if required else options.tool_instruction)
-    if asked.response.is_json and options.schema_instruction:
-        parts.append(_schema_instruction(asked.response, options.schema_instruction))
-        if asked.response.reason_first:
-            parts.append(REASON_FIRST)
-    return "\n\n".join(parts)
-
-
-def _required(choice: ToolChoice) -> str:
-    which = f"the tool {choice.name}" if choice.name else "one of the tools"
+    """Return what the model is told about tools."""
+    if not asked.names or not options.tool_instruction:
+        return ""
+    if asked.choice.mode != "required":
+        return options.tool_instruction
+    which = f"the tool {asked.choice.name}" if asked.choice.name else "one of the tools"
     return f"Answer with a call of {which}, and with nothing else."
 
 
-def _schema_instruction(response: ResponseFormat, instruction: str) -> str:
+def _schema_instruction(response: ResponseFormat, options: SpecGuardOptions) -> str:
+    """Return what the model is told about an answer in JSON."""
+    if not response.is_json or not options.schema_instruction:
+        return ""
+    schema = json.dumps(response.schema, ensure_ascii=False)
+    text = options.schema_instruction.replace("{schema}", schema)
     if response.schema == JSON_OBJECT:
-        return "Give the answer as a JSON object."
-    return instruction.replace("{schema}", json.dumps(response.schema, ensure_ascii=False))
+        text = "Give the answer as a JSON object."
+    return f"{text}\n\n{REASON_FIRST}" if response.reason_first else text
 
 
 REASON_FIRST = "Reason step by step first. End with the JSON in a block that begins with ```json."

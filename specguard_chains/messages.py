@@ -181,3 +181,13 @@ def with_instruction(messages: Sequence[Mapping[str, Any]], text: str) -> list[M
         joined = "\n\n".join(filter(None, [system["content"], text]))
         return [{**system, "content": joined}, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
+
+
+def with_closing_instruction(
+    messages: Sequence[Mapping[str, Any]], text: str
+) -> Sequence[Mapping[str, Any]]:
+    """Return messages whose last one says this too, if it is the result of a tool."""
+    if not text or not messages or messages[-1]["role"] != "tool":
+        return messages
+    last = messages[-1]
+    return [*messages[:-1], {**last, "content": f"{last['content']}\n\n{text}"}]

@@ -418,9 +418,7 @@ def test_every_option_is_identifying() -> None:
         "n_threads": 1,
         "n_gpu_layers": 1,
     }
-    assert SpecGuardOptions.model_fields.keys() - NOT_IDENTIFYING == changed.keys() | {
-        "encoder"
-    }
+    assert SpecGuardOptions.model_fields.keys() - NOT_IDENTIFYING == changed.keys() | {"encoder"}
     keys = {ChatSpecGuard()._get_llm_string()}
     for name, value in changed.items():
         keys.add(ChatSpecGuard(**{name: value})._get_llm_string())

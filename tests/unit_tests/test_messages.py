@@ -16,7 +16,7 @@ from langchain_core.messages import (
 )
 
 from specguard_chains.errors import ConfigurationError, SpecGuardError
-from specguard_chains.messages import to_template
+from specguard_chains.messages import to_template, with_closing_instruction
 
 USER = {"role": "user", "content": "hi"}
 CALL: Any = {"id": "call_1", "name": "add", "args": {"名": "é", "b": 2}, "type": "tool_call"}
@@ -196,3 +196,13 @@ def test_reasoning_of_a_message_in_the_v1_form_is_told_once() -> None:
     message = AIMessage(blocks, additional_kwargs={"reasoning_content": "Hm."})
     (mapping,) = to_template([message])
     assert mapping == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+
+
+def test_the_last_result_of_a_tool_says_what_comes_next() -> None:
+    result = {"role": "tool", "content": "42", "tool_call_id": "1"}
+    question = {"role": "user", "content": "How much?"}
+    assert with_closing_instruction([question], "Answer in JSON.") == [question]
+    assert with_closing_instruction([question, result], "") == [question, result]
+    told = with_closing_instruction([question, result], "Answer in JSON.")
+    assert told == [question, {**result, "content": "42\n\nAnswer in JSON."}]
+    assert result["content"] == "42"
