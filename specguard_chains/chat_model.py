@@ -97,6 +97,35 @@ class ChatSpecGuard(StepSource, SpecGuardModel, BaseChatModel):
 
         The event loop stays free, and cancelling the task stops the model at its next token.
 
+    Tool calling:
+        .. code-block:: python
+
+            from pydantic import BaseModel, Field
+
+            class GetWeather(BaseModel):
+                '''Get the weather in a city.'''
+
+                city: str = Field(description="Such as Rome")
+
+            message = llm.bind_tools([GetWeather]).invoke("Do I need an umbrella in Oslo?")
+            message.tool_calls
+
+        Calls are held to the tools' names and schemas while they are written. See `bind_tools`.
+
+    Structured output:
+        .. code-block:: python
+
+            class Joke(BaseModel):
+                '''A joke.'''
+
+                setup: str
+                punchline: str
+
+            llm.with_structured_output(Joke).invoke("Tell me a joke about cats")
+
+        With ``reason_first=True`` the model reasons in verified steps before it answers. See
+        `with_structured_output`.
+
     Step events:
         Callback handlers get ``on_custom_event("specguard_step", step, run_id=...)`` for every
         step, on every route, as an event of the model's own run; `Step` says what is in it. The
