@@ -495,3 +495,38 @@ async def test_peers_045_agents_work_async() -> None:
     assert [bool(e["data"]["output"].tool_calls) for e in ends] == [True, False]
     both = await asyncio.gather(agent.ainvoke(question), agent.ainvoke(question))
     assert {answer["messages"][-1].text for answer in both} == {"It is 3."}
+
+
+# --- 8, 10: agents' streams
+
+
+@pytest.mark.parametrize("output_version", ["v0", "v1"])
+@pytest.mark.parametrize("max_step_tokens", [4, 512])
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_peers_008_an_agent_streams_each_message_once(
+    asynchronous: bool, max_step_tokens: int, output_version: str
+) -> None:
+    said = "I will add them.\n\n"
+    model = talk(
+        said + ADD, "It is 3.", max_step_tokens=max_step_tokens, output_version=output_version
+    )
+    agent = create_agent(model, [add])
+    question: Any = {"messages": [HumanMessage("1 + 2?")]}
+    modes: Any = ["messages", "values"]
+    parts: list[Any] = (
+        await collected(agent.astream(question, stream_mode=modes))
+        if asynchronous
+        else list(agent.stream(question, stream_mode=modes))
+    )
+    chunks = [data[0] for mode, data in parts if mode == "messages"]
+    texts: dict[str, str] = {}
+    for chunk in chunks:
+        if isinstance(chunk, AIMessage):
+            texts[chunk.id or ""] = texts.get(chunk.id or "", "") + chunk.text
+    assert [text.strip() for text in texts.values()] == [said.strip(), "It is 3."]
+    final = [data for mode, data in parts if mode == "values"][-1]["messages"]
+    answers = [message for message in final if isinstance(message, AIMessage)]
+    assert [answer.id for answer in answers] == list(texts)
+    assert [answer.text for answer in answers] == list(texts.values())
+    assert all(answer.usage_metadata for answer in answers), "10: usage while streaming too"
+    assert calls_of(answers[0]) == [CALL]
