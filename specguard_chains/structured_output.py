@@ -33,7 +33,7 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from specguard_chains.errors import ConfigurationError
 from specguard_chains.response_format import ResponseFormat
-from specguard_chains.tools.calls import json_region
+from specguard_chains.tools.json_scanner import json_region
 from specguard_chains.tools.parts import Text
 from specguard_chains.tools.reader import AnswerReader
 from specguard_chains.tools.structured import Structure
@@ -104,7 +104,7 @@ def _with_call(message: AIMessage, name: str) -> AIMessage:
     text = "".join(part.text for part in parts if isinstance(part, Text))
     try:
         arguments = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
         said = message.invalid_tool_calls or message.text

@@ -7,7 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from specguard_chains.tools.calls import call_of, json_region, may_become_call, read_calls
+from specguard_chains.tools.calls import call_of, may_become_call, read_calls
+from specguard_chains.tools.json_scanner import JsonScanner
 from specguard_chains.tools.parts import Call, MalformedCall
 
 MARKS = {
@@ -60,11 +61,14 @@ class CallForms:
         """What begins a call, bare JSON apart."""
         return (*MARKS, FENCE, *(self.names if self.named else ()))
 
-    def read(self, text: str, *, last: bool, in_code: bool = False) -> Found | Undecided:
+    def read(
+        self, text: str, scanner: JsonScanner, *, last: bool, in_code: bool = False
+    ) -> Found | Undecided:
         """Return the calls at the beginning of a text.
 
         Args:
             text: It begins with one of `beginnings` or with a bracket.
+            scanner: What was used when less of the same text was here.
             last: Nothing follows.
             in_code: A code block is open, so that a fence closes it.
         """
@@ -83,14 +87,16 @@ class CallForms:
             else:
                 break
         marked = any(closing != FENCE for closing in closings)
-        found = self._named_call(text, at, last) if self.named else Undecided.TEXT
+        found = self._named_call(text, at, scanner, last) if self.named else Undecided.TEXT
         if found is Undecided.TEXT:
-            found = self._json_calls(text, at, marked, last)
+            found = self._json_calls(text, at, marked, scanner, last)
         if isinstance(found, Undecided):
             return found
         return replace(found, closings=(*closings, *found.closings))
 
-    def _json_calls(self, text: str, at: int, marked: bool, last: bool) -> Found | Undecided:
+    def _json_calls(
+        self, text: str, at: int, marked: bool, scanner: JsonScanner, last: bool
+    ) -> Found | Undecided:
         """Read an object or a list."""
         body = text[at:]
         possible = _is_object(body) if marked else may_become_call(body, self.names)
@@ -98,7 +104,7 @@ class CallForms:
             possible = marked = marked or bool(_NAMED_OBJECT.match(body))
         if not possible:
             return Undecided.OPEN if possible is None else Undecided.TEXT
-        region = json_region(text, at, last=last)
+        region = scanner.region(text, at, last=last)
         if region is None:
             return Undecided.OPEN
         calls = read_calls(text[at : region.end].strip(), self.names, marked=marked)
@@ -107,13 +113,15 @@ class CallForms:
         closings = (FENCE,) if text.startswith(FENCE, region.end) else ()
         return Found(calls, region.end, () if region.balanced else closings)
 
-    def _named_call(self, text: str, at: int, last: bool) -> Found | Undecided:
+    def _named_call(
+        self, text: str, at: int, scanner: JsonScanner, last: bool
+    ) -> Found | Undecided:
         """Read name{…}."""
         body = text[at:]
         for name in self.names:
             if body.startswith((f"{name}{{", f"{name}[ARGS]{{")):
                 start = text.index("{", at + len(name))
-                region = json_region(text, start, last=last)
+                region = scanner.region(text, start, last=last)
                 if region is None:
                     return Undecided.OPEN
                 call = call_of(name, text[start : region.end].strip(), self.names)

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from specguard_chains.tools.call_forms import FENCE, MARKS, CallForms, Undecided
 from specguard_chains.tools.formats import CallStyle, ToolFormat
+from specguard_chains.tools.json_scanner import JsonScanner
 from specguard_chains.tools.parts import Part, Text, merged, overlap
 
 _CLOSING_FENCE = re.compile(r"```(?!\w)")
@@ -32,6 +33,8 @@ class CallReader:
             rf"{marks}|[\[{{]" + (rf"|(?<!\w)(?:{words})" if words else "")
         )
         self._held = ""
+        self._scanner = JsonScanner()
+        """Of the JSON that the held text begins with."""
         self._given = ""
         """The last character that was taken for text."""
         self._spared = ""
@@ -54,6 +57,8 @@ class CallReader:
 
     def _advance(self, parts: list[Part], last: bool) -> bool:
         """Settle what the held text begins with; False if that needs more text."""
+        if not last and self._scanner.waits(self._held):
+            return False
         if self._after_call and (skipped := self._skip(last)) is not None:
             return skipped
         context = self._given + self._held
@@ -63,7 +68,7 @@ class CallReader:
             parts.append(self._take(len(self._held) - unsure))
             return False
         parts.append(self._take(candidate.start() - len(self._given)))
-        found = self._forms.read(self._held, last=last, in_code=self._in_code)
+        found = self._forms.read(self._held, self._scanner, last=last, in_code=self._in_code)
         if found is Undecided.OPEN:
             return False
         if found is Undecided.TEXT:
@@ -72,7 +77,7 @@ class CallReader:
             parts.append(self._take(len(FENCE) if fence else 1))
             return True
         parts += found.calls
-        self._held = self._held[found.end :]
+        self._held, self._scanner = self._held[found.end :], JsonScanner()
         self._closings += found.closings
         self._after_call, self._given, self._spaced = True, "", bool(self._spared)
         return True
@@ -106,6 +111,8 @@ class CallReader:
     def _take(self, length: int) -> Part:
         """Give out the next characters as text; white space at their end waits."""
         text, self._held = self._held[:length], self._held[length:]
+        if length:
+            self._scanner = JsonScanner()
         self._given = text[-1:] or self._given
         self._spared += text
         visible = self._spared.rstrip()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from specguard_chains.tools.parts import Call, MalformedCall
@@ -16,30 +15,7 @@ FIRST_KEYS = ("name", *ARGUMENTS, "function", "type", "id", "tool_calls")
 _KEYS = {"name", *ARGUMENTS, "function", "type", "id"}
 """All keys that it has; one with others, such as a description, is something else."""
 
-_TOKEN = re.compile(r'[{}\[\]]|"(?:[^"\\]|\\.)*"|[^{}\[\]"<`]+|<(?!/|\Z)|`(?!``|`?\Z)', re.DOTALL)
-"""A piece of JSON, or of what was meant to be some; a closing mark (</tag>, ```) is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Where JSON ends in a text."""
-
-    end: int
-    balanced: bool
-    """False if it is cut off before its last bracket."""
-
-
-def json_region(text: str, start: int, *, last: bool) -> Region | None:
-    """Return where the object or list that begins at `start` ends, None if that is not here yet."""
-    at, depth = start, 0
-    while match := _TOKEN.match(text, at):
-        at = match.end()
-        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
-        if depth == 0:
-            return Region(at, balanced=True)
-    if text.startswith(("</", "```"), at):
-        return Region(at, balanced=False)
-    return Region(len(text), balanced=False) if last else None
+_INVALID = "the call is not valid JSON"
 
 
 def may_become_call(text: str, names: Collection[str]) -> bool | None:
@@ -93,12 +69,15 @@ def read_calls(
         marked: It stands between marks for calls: a call was meant, known or not.
     """
     value = _parsed(text)
+    try:
+        calls = [_call(item, names, marked=marked) for item in _items(value)]
+    except RecursionError:  # so deep that it can just be read, and not be written
+        value = None
     if value is None:
         name, arguments = _fragments(text)
         if not marked and name not in names:
             return None
-        return [MalformedCall(name, arguments, "the call is not valid JSON")]
-    calls = [_call(item, names, marked=marked) for item in _items(value)]
+        return [MalformedCall(name, arguments, _INVALID)]
     if marked:
         return [call or MalformedCall(None, text, "the call names no tool") for call in calls]
     known = [call for call in calls if call is not None and call.name in names]
@@ -107,15 +86,21 @@ def read_calls(
 
 def call_of(name: str, arguments: str, names: Collection[str]) -> Call | MalformedCall:
     """Return a call whose name and arguments stand apart."""
-    return _checked(name, _parsed(arguments), arguments, names)
+    try:
+        return _checked(name, _parsed(arguments), arguments, names)
+    except RecursionError:
+        return MalformedCall(name, arguments, _INVALID)
 
 
 def _parsed(text: str) -> Any:
-    """Return the value of JSON, None if it has none; templates teach some models {{…}}."""
+    """Return the value of JSON, None if it has none or is nested too deep.
+
+    Templates teach some models to write {{…}}.
+    """
     for variant in _variants(text):
         try:
             return json.loads(variant, strict=False)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
     return None
 

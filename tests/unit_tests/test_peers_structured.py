@@ -121,10 +121,7 @@ def test_peers_047_a_method_that_is_none_is_refused() -> None:
         json.dumps(JOKE, indent=2),
         f"```json\n{TEXT}\n```",
         f"Sure!\n\n```json\n{TEXT}\n```\nBye!",
-        pytest.param(
-            f"Sure!\n\n{TEXT}",
-            marks=pytest.mark.xfail(strict=True, reason="JSON behind text needs a fence as yet"),
-        ),
+        f"Sure!\n\n{TEXT}",
     ],
 )
 def test_peers_048_plain_json_is_read_from_a_model_that_cannot_be_constrained(

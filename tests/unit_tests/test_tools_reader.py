@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -225,6 +226,18 @@ def test_what_was_meant_as_a_call_is_no_text(text: str, call: MalformedCall) -> 
     check(text, call)
 
 
+@pytest.mark.parametrize("depth", [*range(940, 1000, 6), 985, 987, 990, 991, 5000])
+@pytest.mark.parametrize("form", ["<tool_call>{}</tool_call>", "{}", "named"])
+def test_a_call_that_is_nested_too_deep_is_malformed(form: str, depth: int) -> None:
+    arguments = '{"a": ' + "[" * depth + "]" * depth + "}"
+    text = form.replace("{}", f'{{"name": "add", "arguments": {arguments}}}')
+    (call,) = read(f"add{arguments}" if form == "named" else text, form=MISTRAL_NAMED)
+    assert isinstance(call, Call | MalformedCall)
+    assert (call.name, call.arguments.rstrip("}")) == ("add", arguments[:-1])
+    if depth == 5000:
+        assert isinstance(call, MalformedCall)
+
+
 def test_text_goes_on_after_a_call_that_lacks_a_bracket() -> None:
     check('{"name": "add", "arguments": {"a": 1}\n```\nSo.',
           malformed("add", '{"a": 1}', INVALID), Text("So."))  # fmt: skip
@@ -286,6 +299,31 @@ def test_what_comes_before_and_after_the_json_is_reasoning() -> None:
     check("No JSON ``", Reasoning("No JSON ``"), **reasoned)
 
 
+@pytest.mark.parametrize("structure", Structure)
+def test_json_without_a_block_is_taken_where_it_ends_the_answer(structure: Structure) -> None:
+    options = {"structure": structure}
+    taken = {
+        'Sure!\n\n{"a": [1, "}"]}\n': ("Sure!", '{"a": [1, "}"]}'),
+        "Sure!\n  [1]": ("Sure!", "[1]"),
+        'So {x}:\n{x}\n{y}\n{"a": {}}': ("So {x}:\n{x}\n{y}", '{"a": {}}'),
+        'a</b>\n{"a": \n</b>\n{"a": 1}': ('a</b>\n{"a": \n</b>', '{"a": 1}'),
+        'a\n{\n"a":\n{}\n}\n\n': ("a", '{\n"a":\n{}\n}'),
+    }
+    for text, (reasoning, json_text) in taken.items():
+        check(text, Reasoning(reasoning), Text(json_text), **options)
+    kind = Text if structure is Structure.JSON else Reasoning
+    for text in (
+        'So {"a": 1}',
+        "So\n{x}",
+        'So\n{"a": 1}\nas I said',
+        "So\n{'a': 1}",
+        'So\n{"a": 1',
+    ):
+        check(text, kind(text), **options)
+    check('So\n{"a": 1}\n```json\n{"a": 2}\n```', Reasoning('So\n{"a": 1}'), Text('{"a": 2}'),
+          **options)  # fmt: skip
+
+
 def test_json_is_given_out_while_it_is_written() -> None:
     reader = AnswerReader(structure=Structure.JSON)
     assert reader.add('```json\n{"a": "x') == [Text('{"a": "x')]
@@ -330,6 +368,32 @@ def test_parts_do_not_depend_on_where_the_answer_is_cut(seed: int) -> None:
             assert read(text, cuts=places, **options) == whole, text
         if not options and all(isinstance(part, Text) for part in whole):
             assert "".join(part.text for part in whole if isinstance(part, Text)) == text
+
+
+LONG = "x \\n [{" * 1500
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{{"a": "{LONG}"}}',
+        f'Sure!\n\n{{"a": "{LONG}"}}',
+        f'<tool_call>{{"name": "add", "arguments": {{"a": "{LONG}"}}}}',
+        f'add{{"a": "{LONG}"}}',
+        "word\n\n" * 2000,
+        "a\n" + "{}\n" * 4000,
+        "[\n" * 6000 + "```",
+        "\n" * 12000,
+    ],
+    ids=["json", "json behind text", "call", "named", "words", "objects", "brackets", "lines"],
+)
+@pytest.mark.parametrize("structure", [None, *Structure])
+def test_the_time_to_read_grows_with_the_length_and_not_with_its_square(
+    structure: Structure | None, text: str
+) -> None:
+    begun = time.process_time()
+    read(text, cuts=range(2, len(text), 2), form=MISTRAL_NAMED, structure=structure)
+    assert time.process_time() - begun < 2, "a square takes 20 s"
 
 
 def test_text_is_given_out_as_soon_as_it_is_certain() -> None:
