@@ -7,7 +7,7 @@ take (two user turns in a row, a system message) is adapted where the template i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import (
@@ -32,9 +32,16 @@ STEPS_KEY = "specguard_steps"
 TEXT_BLOCKS = frozenset({"text", "text-plain", "input_text", "output_text"})
 REASONING_BLOCKS = frozenset({"reasoning", "thinking"})
 IN_TOOL_CALLS = frozenset(
-    {"tool_call", "tool_call_chunk", "tool_use", "input_json_delta", "function_call"}
+    {
+        "tool_call",
+        "tool_call_chunk",
+        "invalid_tool_call",
+        "tool_use",
+        "input_json_delta",
+        "function_call",
+    }
 )
-"""Blocks that repeat what `AIMessage.tool_calls` holds."""
+"""Blocks that repeat what `AIMessage.tool_calls` and `AIMessage.invalid_tool_calls` hold."""
 
 
 def to_template(messages: Sequence[BaseMessage]) -> list[TemplateMessage]:
@@ -59,7 +66,8 @@ def as_mappings(messages: Sequence[BaseMessage]) -> list[TemplateMessage]:
     Raises:
         ConfigurationError: A block that no template renders.
     """
-    return [part for message in messages for part in _convert(message)]
+    answered = {identity for message in messages for identity in _answered(message)}
+    return [part for message in messages for part in _convert(message, answered)]
 
 
 def plain_text(messages: Sequence[TemplateMessage]) -> str:
@@ -74,11 +82,26 @@ def plain_text(messages: Sequence[TemplateMessage]) -> str:
     )
 
 
-def _convert(message: BaseMessage) -> Iterator[TemplateMessage]:
-    """Yield the mappings of one message: an Anthropic-style one may hold several tools' results."""
+def _answered(message: BaseMessage) -> Iterator[str]:
+    """Yield the ids of the calls whose results are in a message."""
+    if isinstance(message, ToolMessage):
+        yield message.tool_call_id
+    elif isinstance(message, HumanMessage) and not isinstance(message.content, str):
+        for block in message.content:
+            if isinstance(block, dict) and _type(block) == "tool_result":
+                yield block.get("tool_use_id", "")
+
+
+def _convert(message: BaseMessage, answered: Collection[str]) -> Iterator[TemplateMessage]:
+    """Yield the mappings of one message: an Anthropic-style one may hold several tools' results.
+
+    Args:
+        message: The message.
+        answered: The ids of the calls that have results.
+    """
     match message:
         case AIMessage():
-            yield _assistant(message)
+            yield _assistant(message, answered)
         case SystemMessage():
             yield _mapping("system", message)
         case HumanMessage():
@@ -119,7 +142,7 @@ def _user(message: HumanMessage) -> Iterator[TemplateMessage]:
         yield _mapping("user", message.model_copy(update={"content": rest}))
 
 
-def _assistant(message: AIMessage) -> TemplateMessage:
+def _assistant(message: AIMessage, answered: Collection[str]) -> TemplateMessage:
     """Return an earlier answer; its reasoning stands apart, and the template decides about it."""
     mapping = _mapping("assistant", message)
     blocks = [message.content] if isinstance(message.content, str) else message.content
@@ -131,16 +154,30 @@ def _assistant(message: AIMessage) -> TemplateMessage:
     # A message in the v1 form has the same in both places.
     if text := in_blocks or message.additional_kwargs.get("reasoning_content"):
         mapping["reasoning_content"] = text
-    if message.tool_calls:
-        mapping["tool_calls"] = [
-            {
-                "id": call["id"],
-                "type": "function",
-                "function": {"name": call["name"], "arguments": call["args"]},
-            }
-            for call in message.tool_calls
-        ]
+    calls = [_call(call["id"], call["name"], call["args"]) for call in message.tool_calls]
+    # Strict templates take no result without its call.
+    calls += [
+        _call(call["id"], call["name"] or "unknown", _object(call["args"]))
+        for call in message.invalid_tool_calls
+        if call["id"] in answered
+    ]
+    if calls:
+        mapping["tool_calls"] = calls
     return mapping
+
+
+def _call(identity: str | None, name: str, arguments: Any) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": identity, "type": "function", "function": function}
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    """Return the JSON object that a text is, {} if it is none."""
+    try:
+        value = json.loads(text or "")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def text_of(content: str | Sequence[str | Mapping[str, Any]], role: str) -> str:

@@ -206,3 +206,17 @@ def test_the_last_result_of_a_tool_says_what_comes_next() -> None:
     told = with_closing_instruction([question, result], "Answer in JSON.")
     assert told == [question, {**result, "content": "42\n\nAnswer in JSON."}]
     assert result["content"] == "42"
+
+
+def test_invalid_calls_are_kept_where_they_have_results() -> None:
+    invalid: Any = {"id": "a", "name": None, "args": '{"x": 1}', "error": None}
+    message = AIMessage("hm", invalid_tool_calls=[invalid])
+    assert to_template([message]) == [{"role": "assistant", "content": "hm"}]
+    function = {"name": "unknown", "arguments": {"x": 1}}
+    results = [
+        ToolMessage("no", tool_call_id="a"),
+        HumanMessage([{"type": "tool_result", "tool_use_id": "a", "content": "no"}]),
+    ]
+    for result in results:
+        converted, _ = to_template([message, result])
+        assert converted["tool_calls"] == [{"id": "a", "type": "function", "function": function}]

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
 from specguard_chains.errors import ConfigurationError
+from specguard_chains.messages import to_template
 from specguard_chains.templates import ChatTemplate
 from specguard_chains.tools.formats import HERMES, LLAMA3
 from specguard_chains.tools.history import (
@@ -129,3 +131,29 @@ def test_what_users_say_to_the_system_comes_before_the_tools() -> None:
     assert written_out([{"role": "user", "content": "Hi"}], [], HERMES) == [
         {"role": "user", "content": "Hi"}
     ]
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral", "qwen2.5", "llama3"])
+@pytest.mark.parametrize("valid", [False, True])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_results_of_invalid_calls_have_their_calls_before_them(
+    name: str, valid: bool, blocks: bool
+) -> None:
+    """As in a history in which a user's code has answered a call that was no JSON."""
+    calls = [{"type": "tool_call", "id": "call_1", "name": "add", "args": {"a": 7}}]
+    invalid = {"type": "invalid_tool_call", "id": "call_2", "name": "add", "error": None}
+    assistant = AIMessage(
+        [{"type": "text", "text": "So:"}, invalid] if blocks else "So:",
+        tool_calls=calls if valid else [],
+        invalid_tool_calls=[
+            {**invalid, "args": "(the call is not valid JSON) {1"},
+            {**invalid, "id": "call_3"},
+        ],
+    )
+    results: list[BaseMessage] = [ToolMessage("That is no JSON.", tool_call_id="call_2")]
+    if valid:
+        results.insert(0, ToolMessage("Seven.", tool_call_id="call_1"))
+    mappings = to_template([HumanMessage("1 + 2?"), assistant, *results])
+    arguments = [call["function"]["arguments"] for call in mappings[1]["tool_calls"]]
+    assert arguments == ([{"a": 7}, {}] if valid else [{}])
+    assert "That is no JSON." in rendered(name, mappings)
