@@ -44,7 +44,7 @@ class ChunkWriter:
         self._reader = reader
         self._reasoning_steps = reasoning_steps
         self._first_index = CALLS_FROM if output_version == "v1" else 0
-        self._num_calls = 0
+        self._num_calls = self._num_valid = 0
         self._answered = False
         self._latest = ""
         """The reasoning that was written last, for an answer that ends without a text."""
@@ -84,8 +84,8 @@ class ChunkWriter:
 
     @property
     def _called(self) -> bool:
-        """Whether the answer ends with calls, rather than being cut off."""
-        return bool(self._num_calls) and self.steps[-1].finish_reason is FinishReason.STOP
+        """Whether the answer ends with calls that can be carried out, rather than being cut off."""
+        return bool(self._num_valid) and self.steps[-1].finish_reason is FinishReason.STOP
 
     def _call(self, call: Call | MalformedCall) -> ToolCallChunk:
         """Return a call as LangChain streams it.
@@ -95,6 +95,7 @@ class ChunkWriter:
         """
         index = self._first_index + self._num_calls
         self._num_calls += 1
+        self._num_valid += isinstance(call, Call)
         failed = f"({call.error}) " if isinstance(call, MalformedCall) else ""
         return tool_call_chunk(
             name=call.name,

@@ -124,3 +124,11 @@ def test_all_steps_but_the_last_can_count_as_reasoning() -> None:
 
 def test_an_answer_that_ends_between_two_steps_still_has_a_text() -> None:
     assert message("One.\n\n", "Two.\n\n", "", reasoning_steps=True).content == "Two.\n\n"
+
+
+def test_a_call_that_a_stop_string_has_cut_off_does_not_end_the_answer_as_tool_calls() -> None:
+    cut = '<tool_call>\n{"name": "f", "arguments": {"x": 1'
+    assert message(cut, names=["f"]).response_metadata["finish_reason"] == "stop"
+    both = message(f"{cut}}}}}\n</tool_call>\n", cut, names=["f"])
+    assert (len(both.tool_calls), len(both.invalid_tool_calls)) == (1, 1)
+    assert both.response_metadata["finish_reason"] == "tool_calls"
