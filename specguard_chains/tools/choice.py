@@ -37,18 +37,23 @@ class ToolChoice:
     """Whether one answer may hold several calls."""
 
     @classmethod
-    def of(cls, given: Any, names: Sequence[str], *, parallel: bool | None = None) -> ToolChoice:
+    def of(cls, given: Any, names: Sequence[str], *, parallel: Any = None) -> ToolChoice:
         """Return the choice that a user states.
 
         Args:
             given: None, "auto", "none", "any", "required", a bool, a tool's name, or a dict that
                 names a tool as OpenAI or Anthropic do.
             names: The tools that there are.
-            parallel: Whether one answer may hold several calls; None is yes.
+            parallel: True, False or None: whether one answer may hold several calls; None is yes.
 
         Raises:
             ConfigurationError: It is in none of these forms, or names no known tool.
         """
+        if not isinstance(parallel, bool | None):
+            raise ConfigurationError(
+                f"parallel_tool_calls={parallel!r} must be True, False or None; False allows one "
+                "call at a time"
+            )
         several = parallel is not False
         stated = _stated(given)
         if isinstance(stated, bool | None) or (stated in _MODES and stated not in names):

@@ -89,3 +89,9 @@ def test_names_that_no_model_can_write_are_refused(name: Any) -> None:
 def test_names_of_tools_are_unique() -> None:
     with pytest.raises(ConfigurationError, match="several tools are called 'add'"):
         tool_names([tool("add"), tool("add")])
+
+
+@pytest.mark.parametrize("given", ["no", "false", 0, 1, []])
+def test_parallel_calls_are_ruled_out_by_false_alone(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"parallel_tool_calls=.*True, False or None"):
+        ToolChoice.of("any", NAMES, parallel=given)
