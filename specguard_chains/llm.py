@@ -98,11 +98,13 @@ class SpecGuardLLM(SpecGuardModel, BaseLLM):
             result.generations[0][0].generation_info["specguard"]["acceptance_rate"]
     """
 
-    of_a_call: ClassVar[frozenset[str]] = SpecGuardModel.of_a_call | {"chat_template"}
+    of_a_call: ClassVar[frozenset[str]] = SpecGuardModel.of_a_call | {"chat_template", "passages"}
 
     chat_template: bool = False
     """True puts the prompt into the model's chat template as a message of the user, False lets the
     model continue it as raw text."""
+    passages: tuple[str, ...] = ()
+    """Texts that stand in the prompt to the letter: steps say how much they lean on each."""
     rate_limiter: BaseRateLimiter | None = Field(default=None, exclude=True)
     """Asked before every answer that no cache has."""
 
@@ -112,7 +114,8 @@ class SpecGuardLLM(SpecGuardModel, BaseLLM):
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
-        return {**super()._identifying_params, "chat_template": self.chat_template}
+        own = {"chat_template": self.chat_template, "passages": self.passages}
+        return {**super()._identifying_params, **own}
 
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
@@ -243,9 +246,9 @@ class SpecGuardLLM(SpecGuardModel, BaseLLM):
         return await asyncio.to_thread(self._call, prompt, stop, overrides, asynchronous=True)
 
     def _prompt(self, text: str) -> Prompt:
-        return (
-            Prompt(to_template([HumanMessage(text)])) if self.chat_template else Prompt(text=text)
-        )
+        if self.chat_template:
+            return Prompt(to_template([HumanMessage(text)]), passages=self.passages)
+        return Prompt(text=text, passages=self.passages)
 
     # The entry points of LangChain: the options of a call become the model's own, since caches and
     # traces look at those only, and each prompt gets a run of its own (see `llm_runs`)

@@ -485,6 +485,36 @@ def test_a_chat_prompt_and_a_raw_one_are_told_apart() -> None:
     assert engine_of(model).forward_passes > passes
 
 
+# Passages
+
+
+@pytest.mark.parametrize("chat_template", [False, True])
+@pytest.mark.parametrize("route", SINGLE)
+def test_steps_tell_which_passages_they_lean_on(route: str, chat_template: bool) -> None:
+    handler = Handler()
+    model = pair(chat_template=chat_template)
+    ROUTES[route](model.bind(passages=["h", "i"]), {"callbacks": [handler]})
+    assert [len(event["passages"]) for event, *_ in handler.log.events] == [2, 2, 2]
+    assert [len(step.passages) for step in model.steps("hi", passages=["h"])] == [1, 1, 1]
+
+
+def test_wrong_passages_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="passages='hi'"):
+        pair().invoke("hi", passages="hi")
+    with pytest.raises(ConfigurationError, match=r"'yo'.* does not stand in the prompt"):
+        pair().invoke("hi", passages=["yo"])
+
+
+def test_the_cache_tells_passages_apart() -> None:
+    model = pair(cache=InMemoryCache(), seed=1)
+    told = [
+        [len(step["passages"]) for step in (generation.generation_info or {})[STEPS_KEY]]
+        for passages in ([], ["h"], ["h", "i"], ["h"])
+        for (generation,) in model.generate(["hi"], passages=passages).generations
+    ]
+    assert told == [[n] * 3 for n in (0, 1, 2, 1)]
+
+
 # Rate limits
 
 
