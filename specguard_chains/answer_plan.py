@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from langchain_core.utils.function_calling import convert_to_openai_tool
-
+from specguard_chains.asked import Asked
 from specguard_chains.decoding.boundaries import Phase, Section
 from specguard_chains.decoding.constraint import Constraint
 from specguard_chains.decoding.engine import Engine, Prompt
@@ -20,8 +19,7 @@ from specguard_chains.messages import (
     with_instruction,
 )
 from specguard_chains.options import SpecGuardOptions
-from specguard_chains.response_format import JSON_OBJECT, ResponseFormat
-from specguard_chains.tools.choice import ToolChoice, tool_names
+from specguard_chains.response_format import JSON_OBJECT
 from specguard_chains.tools.formats import (
     CallStyle,
     ReasoningTags,
@@ -36,77 +34,6 @@ from specguard_chains.tools.reader import AnswerReader
 from specguard_chains.tools.structured import Structure
 
 logger = logging.getLogger(__name__)
-
-Tool = Mapping[str, Any]
-"""As OpenAI describes tools: {"type": "function", "function": {name, description, parameters}}."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a call asks of the answer beside its text."""
-
-    tools: Sequence[Tool] = ()
-    choice: ToolChoice = field(default_factory=ToolChoice)
-    response: ResponseFormat = field(default_factory=ResponseFormat)
-    strict: bool | None = None
-    """True refuses schemas that cannot be enforced in full; else they are, as far as they can."""
-
-    @classmethod
-    def taken_from(cls, options: dict[str, Any]) -> Asked:
-        """Take what is asked out of a call's options.
-
-        Raises:
-            ConfigurationError: A tool, the choice of tools or the response format is wrong.
-        """
-        tools = described(options.pop("tools", None) or ())
-        strict = options.pop("strict", None)
-        choice = ToolChoice.of(
-            options.pop("tool_choice", None),
-            tool_names(tools),
-            parallel=options.pop("parallel_tool_calls", None),
-        )
-        response = ResponseFormat.of(
-            options.pop("response_format", None),
-            reason_first=options.pop("reason_first", False),
-        )
-        asked = cls(tools, choice, response, response.strict if strict is None else strict)
-        if asked.callable and not response.is_json and response.format is not None:
-            raise ConfigurationError(
-                f"an answer cannot be held to a {response.format} where tools may be called; leave "
-                "the tools out, give tool_choice='none', or ask for JSON"
-            )
-        return asked
-
-    @property
-    def callable(self) -> list[Tool]:
-        """The tools that may be called."""
-        return [] if self.choice.mode == "none" else list(self.tools)
-
-    @property
-    def names(self) -> list[str]:
-        """Their names."""
-        return [tool["function"]["name"] for tool in self.callable]
-
-
-def described(tools: Sequence[Any], *, strict: bool | None = None) -> list[dict[str, Any]]:
-    """Return tools as OpenAI describes them.
-
-    Raises:
-        ConfigurationError: One of them cannot be described, or its name will not do.
-    """
-    return [_described(tool, strict) for tool in tools]
-
-
-def _described(tool: Any, strict: bool | None) -> dict[str, Any]:
-    try:
-        openai = convert_to_openai_tool(tool, strict=strict)
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigurationError(
-            f"{tool!r} cannot be described as a tool: {error}; give a function, a tool, a pydantic "
-            "class, or OpenAI's description of a function"
-        ) from error
-    tool_names([openai])
-    return openai
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +86,7 @@ class AnswerPlan:
             sections=sections,
             opened=opened,
             instruction=_instruction(asked, options),
-            schema_instruction=_schema_instruction(asked.response, options),
+            schema_instruction=_schema_instruction(asked, options),
         )
 
     def prompt(self, messages: Sequence[Mapping[str, Any]], passages: Sequence[str] = ()) -> Prompt:
@@ -262,9 +189,11 @@ def _instruction(asked: Asked, options: SpecGuardOptions) -> str:
     return f"Answer with a call of {which}, and with nothing else."
 
 
-def _schema_instruction(response: ResponseFormat, options: SpecGuardOptions) -> str:
-    """Return what the model is told about an answer in JSON."""
-    if not response.is_json or not options.schema_instruction:
+def _schema_instruction(asked: Asked, options: SpecGuardOptions) -> str:
+    """Return what the model is told about an answer in JSON, "" where it is to call a tool."""
+    response = asked.response
+    calls = asked.choice.mode == "required"
+    if calls or not response.is_json or not options.schema_instruction:
         return ""
     schema = json.dumps(response.schema, ensure_ascii=False)
     text = options.schema_instruction.replace("{schema}", schema)

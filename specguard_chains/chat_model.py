@@ -23,7 +23,8 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
 
-from specguard_chains.answer_plan import AnswerPlan, Asked, described
+from specguard_chains.answer_plan import AnswerPlan
+from specguard_chains.asked import Asked, described
 from specguard_chains.call import Call, refuse_secrets
 from specguard_chains.callbacks import adispatch, atapped, dispatch, tapped
 from specguard_chains.chunks import ChunkWriter

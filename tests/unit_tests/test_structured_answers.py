@@ -10,6 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from specguard_chains import ConfigurationError
+from specguard_chains.answer_plan import AnswerPlan
+from specguard_chains.asked import Asked
 from tests.unit_tests import toy_chat
 
 JSON = '{"name": "Ann", "age": 3}'
@@ -140,6 +142,24 @@ def test_tools_of_one_name_are_refused_in_calls() -> None:
     bound = toy_chat.scripted().bind_tools([add, add], tool_choice="add")
     with pytest.raises(ConfigurationError, match="several tools are called 'add'"):
         bound.invoke("hi")
+
+
+@pytest.mark.parametrize("tool_choice", ["any", "add", "auto", "none"])
+@pytest.mark.parametrize("after_result", [False, True])
+def test_json_is_not_asked_for_where_a_tool_must_be_called(
+    tool_choice: str, after_result: bool
+) -> None:
+    model = toy_chat.scripted()
+    asked = Asked.taken_from(
+        {"tools": [add], "tool_choice": tool_choice, "response_format": Person}
+    )
+    messages = [{"role": "user", "content": "1 + 2?"}]
+    if after_result:
+        messages += [{"role": "assistant", "content": "3"}, {"role": "tool", "content": "3"}]
+    plan = AnswerPlan.of(asked, model, [toy_chat.engine_of(model)])
+    told = str(plan.prompt(messages).messages)
+    assert ("schema" in told) is (tool_choice == "none" or (tool_choice == "auto" and after_result))
+    assert ("Answer with a call of" in told) is (tool_choice in ("any", "add"))
 
 
 async def _streamed(model: Any) -> Any:
