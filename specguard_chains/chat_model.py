@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
@@ -17,14 +17,13 @@ from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import generate_from_stream
 from langchain_core.language_models.model_profile import ModelProfile
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
-from langchain_core.tools import BaseTool
 
 from specguard_chains.answer_plan import AnswerPlan
-from specguard_chains.asked import Asked, described
+from specguard_chains.asked import Asked
 from specguard_chains.call import Call, refuse_secrets
 from specguard_chains.callbacks import adispatch, atapped, dispatch, tapped
 from specguard_chains.chunks import ChunkWriter
@@ -34,11 +33,11 @@ from specguard_chains.errors import ConfigurationError
 from specguard_chains.hooks import Hooks
 from specguard_chains.messages import as_mappings, plain_text, to_template
 from specguard_chains.model_base import SpecGuardModel, profile
+from specguard_chains.model_binding import BindsTools, ModelBinding
 from specguard_chains.step_parser import StepSource
-from specguard_chains.structured_output import Method, structured
 
 
-class ChatSpecGuard(StepSource, SpecGuardModel, BaseChatModel):
+class ChatSpecGuard(StepSource, BindsTools, SpecGuardModel, BaseChatModel):
     r"""A chat model that drafts with a small model and rewrites only the steps that fail a check.
 
     Setup:
@@ -194,85 +193,11 @@ class ChatSpecGuard(StepSource, SpecGuardModel, BaseChatModel):
         except ConfigurationError:
             return len(self._tokens(Prompt(text=plain_text(mappings))))
 
-    # Tools and structured output
+    if not TYPE_CHECKING:  # LangChain's own binding says more to type checkers
 
-    def bind_tools(
-        self,
-        tools: Sequence[builtins.dict[str, Any] | type | Callable[..., Any] | BaseTool],
-        *,
-        tool_choice: builtins.dict[str, Any] | str | bool | None = None,
-        strict: bool | None = None,
-        parallel_tool_calls: bool | None = None,
-        response_format: Any = None,
-        **kwargs: Any,
-    ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Return the model with tools that it may call.
-
-        Calls are held to the tools' names and JSON schemas while they are written, in both models.
-
-        Args:
-            tools: Functions, tools, pydantic classes, or their descriptions as OpenAI has them.
-            tool_choice: "auto" (the model decides, the default), "any" or "required" or True (at
-                least one call), a tool's name, or "none"; OpenAI's mappings are taken too.
-            strict: True refuses a schema that cannot be enforced in full; else it is enforced as
-                far as it can.
-            parallel_tool_calls: False allows one call at a time.
-            response_format: What an answer without calls must look like; see `ResponseFormat`.
-            kwargs: Further options of the calls.
-
-        Raises:
-            ConfigurationError: A tool or choice is wrong.
-        """
-        bound: builtins.dict[str, Any] = {
-            "tools": described(tools, strict=strict),
-            "tool_choice": tool_choice,
-            "strict": strict,
-            "parallel_tool_calls": parallel_tool_calls,
-            "response_format": response_format,
-        }
-        bound = {name: value for name, value in bound.items() if value is not None}
-        # Wrong values are refused here rather than in every call; tools of one name only there, as
-        # LangChain's standard tests bind such ones.
-        named = {tool["function"]["name"]: tool for tool in bound["tools"]}
-        Asked.taken_from({**bound, "tools": named.values()})
-        return cast("Runnable[LanguageModelInput, AIMessage]", self.bind(**bound, **kwargs))
-
-    def with_structured_output(
-        self,
-        schema: builtins.dict[str, Any] | type | None = None,
-        *,
-        include_raw: bool = False,
-        method: Method = "json_schema",
-        strict: bool | None = None,
-        reason_first: bool = False,
-        **kwargs: Any,
-    ) -> Runnable[LanguageModelInput, Any]:
-        """Return the model with answers of a given form, to which they are held while written.
-
-        Args:
-            schema: A pydantic class (gives its instances), a TypedDict, a JSON schema or OpenAI's
-                description of a function (give dicts).
-            include_raw: Return {"raw": message, "parsed": …, "parsing_error": …}.
-            method: "json_schema" (the answer is JSON), "function_calling" (the answer is a call of
-                one tool), or "json_mode" (any JSON object; the prompt must say which).
-            strict: True refuses a schema that cannot be enforced in full; else it is enforced as
-                far as it can.
-            reason_first: Let the model reason in free, verified steps before the JSON; they are
-                the message's reasoning. Not with "function_calling".
-            kwargs: Further options of the calls.
-
-        Raises:
-            ConfigurationError: The schema or the method is wrong.
-        """
-        return structured(
-            self,
-            schema,
-            method=method,
-            include_raw=include_raw,
-            strict=strict,
-            reason_first=reason_first,
-            options=kwargs,
-        )
+        def bind(self, **kwargs):
+            """See `Runnable.bind`."""
+            return ModelBinding(bound=self, kwargs=kwargs)
 
     # Answers
 

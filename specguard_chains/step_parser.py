@@ -159,11 +159,6 @@ class StepSource:
         def __or__(self, other):
             return other.after(self) if isinstance(other, StepParser) else super().__or__(other)
 
-        def bind(self, **kwargs):
-            """See `Runnable.bind`."""
-            # LangChain's own binding of chat models says more to type checkers, and nothing else.
-            return RunnableBinding(bound=self, kwargs=kwargs)
-
         def with_retry(self, **options):
             """See `Runnable.with_retry`."""
             return RunnableBinding(bound=super().with_retry(**options))

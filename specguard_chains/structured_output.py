@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 from uuid import uuid4
 
 from langchain_core.exceptions import OutputParserException
@@ -38,15 +38,12 @@ from specguard_chains.tools.parts import Text
 from specguard_chains.tools.reader import AnswerReader
 from specguard_chains.tools.structured import Structure
 
-if TYPE_CHECKING:
-    from specguard_chains.chat_model import ChatSpecGuard
-
 Method = Literal["json_schema", "function_calling", "json_mode"]
 JSON_OBJECT = {"type": "json_object"}
 
 
 def structured(
-    model: ChatSpecGuard,
+    model: Any,
     schema: Mapping[str, Any] | type | None,
     *,
     method: Method,
@@ -76,7 +73,7 @@ def structured(
 
 
 def _by_call(
-    model: ChatSpecGuard, schema: Any, strict: bool | None, options: Mapping[str, Any]
+    model: Any, schema: Any, strict: bool | None, options: Mapping[str, Any]
 ) -> tuple[Runnable[LanguageModelInput, Any], Runnable[Any, Any]]:
     """Return the model that is made to call one tool, and what reads the call."""
     name = convert_to_openai_tool(schema)["function"]["name"]
