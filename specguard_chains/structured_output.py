@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
 from typing import Any, Literal, get_args
@@ -136,7 +137,8 @@ class _WholeJsonParser(JsonOutputParser):
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         _refuse_cut_off(result[0], partial=partial)
-        return super().parse_result(result, partial=partial)
+        with _typed_errors(result[0]):
+            return super().parse_result(result, partial=partial)
 
 
 class _WholeModelParser(PydanticOutputParser[Any]):
@@ -144,7 +146,8 @@ class _WholeModelParser(PydanticOutputParser[Any]):
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         _refuse_cut_off(result[0], partial=partial)
-        return super().parse_result(result, partial=partial)
+        with _typed_errors(result[0]):
+            return super().parse_result(result, partial=partial)
 
 
 def _refuse_cut_off(generation: Generation, *, partial: bool) -> None:
@@ -168,6 +171,18 @@ def _refuse_cut_off(generation: Generation, *, partial: bool) -> None:
             "or leave out stop strings",
             llm_output=text,
         )
+
+
+@contextmanager
+def _typed_errors(generation: Generation) -> Iterator[None]:
+    """Turn Python's error about JSON that is nested too deep into the parsers' own."""
+    try:
+        yield
+    except RecursionError as error:
+        text = generation.text
+        raise OutputParserException(
+            f"the answer's JSON is nested too deep to be read: {text[:80]!r}…", llm_output=text
+        ) from error
 
 
 def _is_pydantic(schema: Any) -> bool:

@@ -7,6 +7,8 @@ from functools import reduce
 from typing import Any, TypedDict
 
 import pytest
+from langchain_core.exceptions import OutputParserException
+from langchain_core.messages import AIMessage, AIMessageChunk
 from pydantic import BaseModel
 
 from specguard_chains import ConfigurationError
@@ -69,6 +71,18 @@ def test_the_raw_message_of_an_answer_that_is_cut_off_can_be_had(schema: Any) ->
     assert given["raw"].text == JSON[:12]
     assert given["parsed"] is None
     assert "before its JSON was complete" in str(given["parsing_error"])
+
+
+@schemas
+@pytest.mark.parametrize("method", ["json_schema", "json_mode", "function_calling"])
+def test_json_that_is_nested_too_deep_is_an_error_of_the_parser(schema: Any, method: Any) -> None:
+    structured: Any = toy_chat.scripted().with_structured_output(schema, method=method)
+    parser = structured.steps[1]
+    text = '{"name": ' + "[" * 5000 + "]" * 5000 + "}"
+    with pytest.raises(OutputParserException, match=r"nested too deep|called no tool"):
+        parser.invoke(AIMessage(text))
+    with pytest.raises(OutputParserException, match=r"nested too deep|called no tool"):
+        list(parser.transform(iter([AIMessageChunk(text[:3]), AIMessageChunk(text[3:])])))
 
 
 def test_streaming_gives_the_object_as_it_grows() -> None:
