@@ -116,6 +116,8 @@ class Outcome:
     tool_calls: list[dict[str, Any]]
     steps: int
     events: int
+    accepted: int
+    """Drafted steps that passed."""
     steps_by_source: dict[str, int]
     call_steps_by_source: dict[str, int]
     """Steps that are tool calls."""
@@ -183,6 +185,7 @@ def run(model: ChatSpecGuard, decoder: str, strategy: str, task: str) -> Outcome
         ],
         steps=len(steps),
         events=listener.events,
+        accepted=sum(step["verdict"] == "accepted" for step in steps),
         steps_by_source=by_source(steps),
         call_steps_by_source=by_source([s for s in steps if s["phase"] == "tool_call"]),
         input_tokens=sum(tokens["input_tokens"] for tokens in usage),
@@ -233,6 +236,8 @@ def variants(arguments: argparse.Namespace) -> dict[str, ChatSpecGuard]:
         "n_threads": arguments.threads,
         "seed": 1,
     }
+    if arguments.confidence_weight is not None:
+        shared["confidence_weight"] = arguments.confidence_weight
     models = {}
     for decoder in arguments.decoder:
         for critical in arguments.critical_steps if decoder.startswith("specguard") else [None]:
@@ -252,6 +257,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=len(TASKS))
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--max-tokens", type=int, default=300)
+    parser.add_argument("--confidence-weight", type=float)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
