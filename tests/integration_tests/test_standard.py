@@ -84,3 +84,10 @@ class TestDefaultPair(ChatModelIntegrationTests):
             return model.invoke(question)
         chunks: list[Any] = list(model.stream(question))
         return sum(chunks[1:], start=chunks[0])
+
+    @pytest.mark.xfail(
+        strict=False,
+        reason="a limit of the 1.5B model: now and then it describes the call that it would make",
+    )
+    def test_agent_loop(self, model: BaseChatModel) -> None:
+        super().test_agent_loop(model)
