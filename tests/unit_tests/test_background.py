@@ -110,7 +110,7 @@ def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
 
 def assert_stops(decoder: FakeDecoder) -> None:
     """The decoding ends within some tokens and leaves the engines free."""
-    assert decoder.closed.wait(2)
+    assert decoder.closed.wait(10)
     written = decoder.tokens_written
     assert written < 500
     for engine in decoder.engines:
@@ -142,7 +142,7 @@ def test_decoding_goes_on_while_the_consumer_works() -> None:
     decoder = FakeDecoder()
     steps = run(decoder, REQUEST)
     next(steps)
-    assert decoder.closed.wait(2), "the decoder waits for its consumer"
+    assert decoder.closed.wait(10), "the decoder waits for its consumer"
     assert numbers(steps) == [2, 3]
 
 
@@ -285,7 +285,7 @@ def test_whoever_is_cancelled_while_queueing_leaves_the_queue() -> None:
     thread.start()
     until(lambda: engine.queue.waiting == 1)
     flag.set()
-    thread.join(2)
+    thread.join(10)
     assert engine.queue.waiting == 0
     assert len(caught) == 1
     assert waiting.tokens_written == 0

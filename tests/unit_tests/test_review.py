@@ -509,7 +509,7 @@ def test_a_full_queue_refuses_at_once_and_leaks_nothing() -> None:
     for limit in (0, 1, 2):
         with pytest.raises(QueueFullError, match=f"max_queue={limit}"):
             list(background.run(mine, request(GREEDY, max_waiting=limit)))
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 10
     assert _queued(draft, target) == 2
     go_on.set()
     for thread in threads:

@@ -275,9 +275,12 @@ def test_consumers_get_results_while_the_model_writes(route: str) -> None:
 
 
 def stops(model: Any) -> None:
-    """Check that the model, whose answers have no end, is free and has written little."""
+    """Check that the model is free, and that its answer ended long before its limit would end it.
+
+    The limit is 4,096 tokens, 20 s at these delays: no machine is so slow.
+    """
     assert model.invoke("hi", max_tokens=2).text == "On"
-    assert toy_chat.engine_of(model).computed_tokens < 1000
+    assert toy_chat.engine_of(model).computed_tokens < 4000
 
 
 @pytest.mark.parametrize("route", ["stream", "astream"])
@@ -291,7 +294,7 @@ def test_errors_of_a_function_stop_the_model(route: str, asynchronous: bool) -> 
     async def abroken(step: Step) -> int:
         return broken(step)
 
-    model = toy_chat.endless()
+    model = toy_chat.endless(delay_s=0.005)
     chain = model | StepParser() | RunnableLambda(broken, afunc=abroken if asynchronous else None)
     results: list[int] = []
 
@@ -311,7 +314,7 @@ def test_errors_of_a_function_stop_the_model(route: str, asynchronous: bool) -> 
 
 @pytest.mark.parametrize("route", ["stream", "astream"])
 def test_who_leaves_early_stops_the_model(route: str) -> None:
-    model = toy_chat.endless()
+    model = toy_chat.endless(delay_s=0.005)
     chain = RunnableLambda(passed) | model.with_retry() | StepParser() | number
 
     async def aleave() -> None:
