@@ -34,7 +34,8 @@ class TestDefaultPair(ChatModelIntegrationTests):
 
     @property
     def standard_chat_model_params(self) -> dict[str, Any]:
-        return {**super().standard_chat_model_params, "timeout": 600}  # on whatever machine
+        limits = {"timeout": 600, "max_tokens": 400}  # on whatever machine; stories end
+        return {**super().standard_chat_model_params, **limits, "seed": 0}
 
     @property
     def has_tool_calling(self) -> bool:
