@@ -60,3 +60,7 @@ class QueueFullError(SpecGuardError):
 
 class CalibrationError(SpecGuardError):
     """Bounds or a threshold cannot be calibrated from the given data."""
+
+
+class EvaluationError(SpecGuardError):
+    """Problems, answers or results cannot be read, checked or compared."""
