@@ -35,6 +35,7 @@ class AcceptNone:
     """Rejects every step once it is complete."""
 
     needs_grounding: bool = True
+    state_layer: int | None = None
 
     def can_accept(self, confidence: float, grounding: float | None) -> bool:
         return True

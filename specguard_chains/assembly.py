@@ -16,16 +16,25 @@ from specguard_chains.decoding.calibration import Calibration
 from specguard_chains.decoding.decoder import Decoder
 from specguard_chains.decoding.engine import Engine
 from specguard_chains.decoding.grounding import GroundingSpec
+from specguard_chains.decoding.rivals import (
+    AcceptAll,
+    LengthVerifier,
+    RandomVerifier,
+    RewardVerifier,
+    TargetJudge,
+)
 from specguard_chains.decoding.selection import Encoder, Selector
 from specguard_chains.decoding.specguard import SpecGuardDecoder, VerifyWith
 from specguard_chains.decoding.speculative import SpeculativeDecoder
 from specguard_chains.decoding.steps import Source
-from specguard_chains.decoding.verification import EnsembleVerifier
+from specguard_chains.decoding.verification import EnsembleVerifier, Verifier
+from specguard_chains.decoding.voting import VotingDecoder, best_confidence, best_value, majority
 from specguard_chains.engines import EngineSettings, kind_of
 from specguard_chains.errors import ConfigurationError
 from specguard_chains.models import Progress, find_pair
 from specguard_chains.models.cache import no_progress
 from specguard_chains.options import SpecGuardOptions
+from specguard_chains.rewards import is_text_reward, required_reward, reward, value_head
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +50,71 @@ def assemble(options: SpecGuardOptions, *, progress: Progress = no_progress) -> 
     Raises:
         SpecGuardError: A model cannot be found, fetched or loaded, or a calibration not be read.
     """
+    engines = [_engine(options, source, progress) for source in options.roles]
+    if options.decoder.endswith("-majority"):
+        return VotingDecoder(_writer(options, *engines), options.num_samples, majority)
+    if options.decoder.endswith("-best-of-n"):
+        return _best_of_n(options, *engines)
+    return _writer(options, *engines)
+
+
+def _writer(options: SpecGuardOptions, *engines: Engine) -> Decoder:
+    """Return the decoder that writes one answer."""
     shape = StepShape(options.step_delimiter, options.max_step_tokens)
-    if options.decoder in ("draft", "target"):
-        source = Source(options.decoder)
-        return SoloDecoder(_engine(options, source, progress), source, shape)
-    draft = _engine(options, Source.DRAFT, progress)
-    target = _engine(options, Source.TARGET, progress)
-    if options.decoder == "speculative":
+    if len(engines) == 1:
+        return SoloDecoder(engines[0], options.roles[0], shape)
+    draft, target = engines
+    if options.method == "speculative":
         return SpeculativeDecoder(draft, target, options.speculation(), shape)
+    if options.method in ("specguard", "specguard-greedy"):
+        return _specguard(options, draft, target, shape)
+    return SpecGuardDecoder(
+        draft,
+        target,
+        _rival(options, draft, target),
+        num_candidates=_candidates(options) if options.method == "selector" else 1,
+        select=_selector(options),
+        shape=shape,
+    )
+
+
+def _rival(options: SpecGuardOptions, draft: Engine, target: Engine) -> Verifier:
+    """Return the verifier of a method to compare with."""
+    match options.method:
+        case "rsd":
+            return RewardVerifier(required_reward(options, draft.name), options.threshold)
+        case "specreason":
+            return TargetJudge(target, options.threshold)
+        case "selector":
+            return AcceptAll()
+        case "random":
+            return RandomVerifier(options.acceptance_rate)
+        case _:
+            return LengthVerifier(options.max_accepted_tokens)
+
+
+def _best_of_n(options: SpecGuardOptions, engine: Engine) -> Decoder:
+    """Return a model alone whose answers are ranked by a reward, or else by their confidence."""
+    found = reward(options, engine.name)
+    if found is None:
+        logger.warning(
+            "no reward model is named and no value head of %s is known: the best of %d answers is "
+            "the one whose least confident step is the most confident",
+            engine.name,
+            options.num_samples,
+        )
+    scorer = AcceptAll() if found is None else RewardVerifier(found)
+    shape = StepShape(options.step_delimiter, options.max_step_tokens)
+    return VotingDecoder(
+        SoloDecoder(engine, options.roles[0], shape, scorer=scorer),
+        options.num_samples,
+        best_confidence if found is None else best_value,
+    )
+
+
+def _specguard(
+    options: SpecGuardOptions, draft: Engine, target: Engine, shape: StepShape
+) -> SpecGuardDecoder:
     grounding = GroundingSpec.named(options.grounding, layers=options.grounding_layers)
     reader = _reader(options)
     _tell(options, reader)
@@ -60,6 +126,8 @@ def assemble(options: SpecGuardOptions, *, progress: Progress = no_progress) -> 
             calibration,
             confidence_weight=options.confidence_weight if reader else 1.0,
             threshold=options.threshold,
+            value_head=value_head(options, draft.name),
+            value_weight=options.value_weight,
         ),
         num_candidates=_candidates(options),
         select=_selector(options),
@@ -100,10 +168,25 @@ def _engine(options: SpecGuardOptions, source: Source, progress: Progress) -> En
         candidate_tokens=options.max_step_tokens,
         attention=reader is not None and (both or reader == source),
         attention_layers=options.grounding_layers,
+        states=_shows_states(options, source),
         api_key=options.api_key,
         max_retries=options.max_retries,
     )
     return engines.load(model, settings, progress)
+
+
+def _shows_states(options: SpecGuardOptions, source: Source) -> bool:
+    """Whether a value head reads what the model of this role computes."""
+    model = _model(options, source)
+    if isinstance(model, Engine):  # it was loaded as it is
+        return False
+    rated = options.method == "rsd" or options.decoder.endswith("-best-of-n")
+    return (
+        source is options.roles[0]
+        and (rated or options.value_weight > 0)
+        and not is_text_reward(options)
+        and kind_of(model) != "openai"
+    )
 
 
 def _one_model(options: SpecGuardOptions) -> bool:
@@ -138,7 +221,7 @@ def _reader(options: SpecGuardOptions) -> VerifyWith | None:
 
     That is the model whose confidence is judged, if it can show its attention, else the other one.
     """
-    if options.confidence_weight == 1 or options.decoder == "speculative":
+    if options.confidence_weight == 1 or options.method == "speculative":
         return None
     for role in sorted(get_args(VerifyWith), key=lambda role: role != options.verify_with):
         if _shows_attention(_model(options, Source(role))):

@@ -268,7 +268,7 @@ def counting_engine(decoder: Decoder) -> Engine:
 
 def model_name(options: SpecGuardOptions) -> str:
     """Return the name of what answers: the pair, or the models that were given in its place."""
-    roles = [options.decoder] if options.decoder in ("draft", "target") else ["draft", "target"]
+    roles = options.roles
     models = [getattr(options, role) for role in roles]
     if len(models) == 2 and models == [None, None]:
         return options.pair

@@ -42,6 +42,7 @@ class EngineSettings:
     candidate_tokens: int
     attention: bool
     attention_layers: int
+    states: bool
     api_key: SecretStr | None
     max_retries: int
 
@@ -116,6 +117,7 @@ def _arguments(kind: Kind, settings: EngineSettings) -> dict[str, Any]:
         "candidate_tokens": settings.candidate_tokens,
         "attention": settings.attention,
         "attention_layers": settings.attention_layers,
+        "states": settings.states,
     }
     return arguments | ({"n_gpu_layers": settings.n_gpu_layers} if kind == "llama.cpp" else {})
 

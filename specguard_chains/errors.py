@@ -13,6 +13,10 @@ class ContextOverflowError(SpecGuardError):
     """The text is longer than a model's context window."""
 
 
+class StatesUnavailableError(SpecGuardError):
+    """An engine cannot show the hidden states that a value head needs."""
+
+
 class AttentionUnavailableError(SpecGuardError):
     """Grounding was asked of an engine that does not give attention."""
 

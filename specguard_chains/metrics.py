@@ -41,6 +41,7 @@ class Metrics:
     target_tokens_reused: int
     draft_seconds: float
     verify_seconds: float
+    select_seconds: float
     target_seconds: float
 
     @classmethod
@@ -70,6 +71,7 @@ class Metrics:
             target_tokens_reused=sum(step.tokens.target_reused for step in steps),
             draft_seconds=sum(step.seconds.draft for step in steps),
             verify_seconds=sum(step.seconds.verify for step in steps),
+            select_seconds=sum(step.seconds.select for step in steps),
             target_seconds=sum(step.seconds.target for step in steps),
         )
 

@@ -230,8 +230,7 @@ def profile(options: SpecGuardOptions) -> ModelProfile:
 
 def _models(options: SpecGuardOptions) -> list[Any]:
     """Return what the options name for each model that is needed; None is one of the pair."""
-    roles = [options.decoder] if options.decoder in ("draft", "target") else ["draft", "target"]
-    return [getattr(options, role) for role in roles]
+    return [getattr(options, role) for role in options.roles]
 
 
 def _can_be_constrained(model: Any) -> bool:

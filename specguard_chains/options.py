@@ -11,8 +11,25 @@ from specguard_chains.decoding.decoder import CriticalSteps
 from specguard_chains.decoding.grounding import GroundingForm
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.speculation import Children, Speculation
+from specguard_chains.decoding.steps import Source
 
-DecoderName = Literal["specguard", "specguard-greedy", "speculative", "target", "draft"]
+DecoderName = Literal[
+    "specguard",
+    "specguard-greedy",
+    "speculative",
+    "target",
+    "draft",
+    "selector",
+    "rsd",
+    "rsd-majority",
+    "specreason",
+    "target-majority",
+    "draft-majority",
+    "target-best-of-n",
+    "draft-best-of-n",
+    "random",
+    "length",
+]
 
 TOOL_INSTRUCTION = (
     "Call a tool only if you need its result to answer. When the results that you need are there, "
@@ -44,7 +61,7 @@ class SpecGuardOptions(BaseModel):
 
     decoder: DecoderName = "specguard"
     """specguard, specguard-greedy (temperature 0, one candidate), speculative (token by token, the
-    target's own text), or one model alone."""
+    target's own text), one model alone, or a method to compare with: see Decoders."""
     num_candidates: int = Field(default=4, ge=1, le=64)
     """Candidate steps that are drafted at a time (the paper's k, there 16)."""
     encoder: Any = None
@@ -54,6 +71,11 @@ class SpecGuardOptions(BaseModel):
     """Score from which a drafted step is kept (tau)."""
     confidence_weight: float = Field(default=0.3, ge=0, le=1)
     """Weight of confidence against grounding in the score (beta); 1 needs no attention."""
+    value_weight: float = Field(default=0.0, ge=0, le=1)
+    """Weight of the draft's value head against confidence and grounding together."""
+    reward_model: Any = None
+    """What rates steps for rsd, best of n and value_weight: a value head's file, a process reward
+    model's name or folder (transformers), or a function; by default the draft's own value head."""
     verify_with: Literal["draft", "target"] = "draft"
     """Whose signals are judged."""
     grounding: GroundingForm = "sparse"
@@ -71,6 +93,13 @@ class SpecGuardOptions(BaseModel):
     critical_steps: CriticalSteps = "verify"
     """Whether tool calls and the last step may come from the draft if they pass (verify), or are
     the target's in any case (target)."""
+
+    num_samples: int = Field(default=4, ge=1, le=64)
+    """Answers that a majority vote or best of n chooses from."""
+    acceptance_rate: float = Field(default=0.5, ge=0, le=1)
+    """Share of steps that the decoder random accepts, a control."""
+    max_accepted_tokens: int = Field(default=64, ge=0)
+    """Longest step that the decoder length accepts, a control."""
 
     num_speculative_tokens: int = Field(default=4, ge=1, le=16)
     """Most tokens that the speculative decoder drafts at a time."""
@@ -115,6 +144,16 @@ class SpecGuardOptions(BaseModel):
     """How often a request to a server is tried again."""
     max_queue: int = Field(default=1024, ge=0)
     """So many other requests may wait for the same model; one more is refused at once."""
+
+    @property
+    def method(self) -> str:
+        """The decoder, without what is done with several of its answers."""
+        return self.decoder.removesuffix("-majority").removesuffix("-best-of-n")
+
+    @property
+    def roles(self) -> tuple[Source, ...]:
+        """Whose models are needed."""
+        return (Source(self.method),) if self.method in ("draft", "target") else tuple(Source)
 
     def sampling(self) -> Sampling:
         """Return how tokens are drawn; the greedy decoder ignores the temperature."""

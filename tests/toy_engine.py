@@ -18,7 +18,7 @@ from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.cache import Rows, rollout_for
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
-from specguard_chains.decoding.local_engine import LocalEngine
+from specguard_chains.decoding.local_engine import LocalEngine, check_state_layer
 from specguard_chains.errors import DecodingCancelled
 
 END = 256
@@ -100,6 +100,13 @@ def attention_row(tokens: tuple[int, ...], layer: int) -> FloatArray:
     return (scores / scores.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
+def hidden_state(tokens: tuple[int, ...]) -> FloatArray:
+    """The hidden state of the last token, whatever the layer, shape (4,)."""
+    digest = hashlib.blake2b(repr(tokens).encode(), digest_size=8).digest()
+    rng = np.random.default_rng(int.from_bytes(digest))
+    return rng.normal(size=4).astype(np.float32)
+
+
 class ToyCache:
     """KV memory: for each branch its tokens and their cells."""
 
@@ -110,10 +117,17 @@ class ToyCache:
         self._length = 0
         self._rollout: Rollout | None = None
         self._cancelled: Callable[[], bool] | None = None
+        self._state_layer: int | None = None
 
     def configure(
-        self, grounding: GroundingSpec | None, cancelled: Callable[[], bool] | None
+        self,
+        grounding: GroundingSpec | None,
+        cancelled: Callable[[], bool] | None,
+        state_layer: int | None = None,
     ) -> None:
+        if state_layer is not None:
+            check_state_layer(state_layer, LAYERS, self._engine.name)
+        self._state_layer = state_layer
         slots = self._engine.cells
         self._rollout = rollout_for(grounding, self._rollout, attention_layers=LAYERS, slots=slots)
         self._cancelled = cancelled
@@ -137,7 +151,7 @@ class ToyCache:
         cells = np.array([self._free.pop() for _ in tokens], dtype=np.intp)
         if self._rollout is not None:
             self._rollout.begin(cells, context=context, positions=positions)
-        logits = []
+        logits, states = [], []
         for token, position, equal, cell in zip(tokens, positions, branches, cells, strict=True):
             if self._cancelled is not None and self._cancelled():
                 raise DecodingCancelled("cancelled in the forward pass")
@@ -149,15 +163,17 @@ class ToyCache:
                 self._branches[branch].append((int(token), int(cell)))
             seen = tuple(t for t, _ in written)
             logits.append(self._engine.policy(seen))
+            states.append(hidden_state(seen))
             if self._rollout is not None:
                 for layer in range(self._rollout.spec.layers):
                     row = np.zeros((HEADS, 1, self._engine.cells), dtype=np.float32)
                     row[:, 0, [c for _, c in written]] = attention_row(seen, layer)
                     self._rollout.absorb(layer, row, np.array([cell]))
         rows = np.stack(logits if all_logits else logits[-1:])
+        read = np.stack(states) if self._state_layer is not None and not context else None
         if self._rollout is None:
-            return Rows(rows, None)
-        return Rows(rows, self._rollout.grounding(cells), self._rollout.passages(cells))
+            return Rows(rows, None, None, read)
+        return Rows(rows, self._rollout.grounding(cells), self._rollout.passages(cells), read)
 
     def keep(self, branch: int, length: int) -> None:
         kept = self._branches[branch][:length]
@@ -185,6 +201,7 @@ class ToyEngine(LocalEngine):
         name: str = "toy",
         context_length: int = 4096,
         attention: bool = True,
+        states: bool = True,
         vocabulary: str = "bytes",
         delay_s: float = 0.0,
     ) -> None:
@@ -193,7 +210,12 @@ class ToyEngine(LocalEngine):
         self.name = name
         self.context_length = context_length
         self.capabilities = Capabilities(
-            in_process=True, logits=True, attention=attention, max_candidates=64, constraints=True
+            in_process=True,
+            logits=True,
+            attention=attention,
+            states=states,
+            max_candidates=64,
+            constraints=True,
         )
         self.cells = context_length + 2048
         self.delay_s = delay_s

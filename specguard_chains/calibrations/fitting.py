@@ -26,6 +26,7 @@ class AcceptAll:
     """Accepts every step and records its signals."""
 
     needs_grounding: bool = True
+    state_layer: int | None = None
     readings: list[Reading] = field(default_factory=list)
 
     def can_accept(self, confidence: float, grounding: float | None) -> bool:

@@ -77,14 +77,23 @@ class Ledger:
     @contextmanager
     def charge(self, source: Source, session: Session, *, verify: bool = False) -> Iterator[None]:
         """Book the block's wall time, and the session's work in it as that model's."""
-        start, before = perf_counter(), replace(session.counters)
+        before = replace(session.counters)
         try:
-            yield
+            with self.time("verify" if verify else source):
+                yield
         finally:
-            self._seconds["verify" if verify else source] += perf_counter() - start
             for what in ("written", "read", "reused"):
                 spent = getattr(session.counters, what) - getattr(before, what)
                 self._tokens[source, what] += spent
+
+    @contextmanager
+    def time(self, what: Source | Literal["verify", "select"]) -> Iterator[None]:
+        """Book the block's wall time."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[what] += perf_counter() - start
 
     def count(self, source: Source, what: Literal["kept", "passes"], n: int) -> None:
         """Book drafted tokens that were kept, or passes over drafted tokens."""
@@ -104,7 +113,10 @@ class Ledger:
             target_reused=tokens[Source.TARGET, "reused"],
             target_passes=tokens[Source.TARGET, "passes"],
         ), StepSeconds(
-            draft=seconds[Source.DRAFT], verify=seconds["verify"], target=seconds[Source.TARGET]
+            draft=seconds[Source.DRAFT],
+            verify=seconds["verify"],
+            select=seconds["select"],
+            target=seconds[Source.TARGET],
         )
 
 
@@ -125,8 +137,8 @@ class Answer:
         """
         self.request = request
         self.ledger = ledger or Ledger()
-        self.text = ""
-        """What is certain of the answer so far."""
+        self.steps: list[str] = []
+        """What is certain of the answer so far, step by step."""
         self.number = 1
         """Of the step in progress."""
         self.finish_reason: FinishReason | None = None
@@ -147,6 +159,11 @@ class Answer:
                 f"max_tokens={request.max_tokens} does not fit: the prompt leaves {room} tokens "
                 "of the context; lower max_tokens, shorten the prompt or raise n_ctx"
             )
+
+    @property
+    def text(self) -> str:
+        """What is certain of the answer so far."""
+        return "".join(self.steps)
 
     @property
     def finished(self) -> bool:
@@ -232,7 +249,7 @@ class Answer:
         if not self.finished and self.request.stop_when is not None:
             self.finish_reason = FinishReason.STOP if self.request.stop_when(step) else None
         step = self._finished(step)
-        self.text += step.text
+        self.steps.append(step.text)
         self.number += 1
         self._place.add(candidate.text)
         self._versions.clear()
@@ -284,9 +301,10 @@ class Answer:
             candidates=tuple(other.text for other in proposal.candidates),
             tokens=tokens,
             seconds=seconds,
-            span=(len(self.text), len(self.text) + len(outlook.text)),
+            span=(start := sum(map(len, self.steps)), start + len(outlook.text)),
             answer_tokens=len(candidate.tokens),
             phase=outlook.phase,
+            value=judgement.value,
             critical=judgement.critical,
             reviews=tuple(self._reviews),
             passages=candidate.reading.passage_shares,

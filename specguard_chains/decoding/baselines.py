@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specguard_chains.decoding.answer import Answer, Proposal
 from specguard_chains.decoding.boundaries import StepShape
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Engine, Session
 from specguard_chains.decoding.grounding import GroundingSpec
-from specguard_chains.decoding.steps import UNVERIFIED, Review, Source, Step
+from specguard_chains.decoding.steps import UNVERIFIED, Review, Source, Step, Verdict
+from specguard_chains.decoding.verification import Situation, Verifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class SoloDecoder:
     shape: StepShape = field(default_factory=StepShape)
     grounding: GroundingSpec | None = None
     """Read grounding too: for calibration and analyses."""
+    scorer: Verifier | None = None
+    """Tells its signals of every step, whose verdict has no consequence: for best of n."""
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -35,7 +38,8 @@ class SoloDecoder:
     def decode(self, request: Request) -> Iterator[Step]:
         """See `Decoder.decode`."""
         spec = self.grounding or (GroundingSpec() if request.prompt.passages else None)
-        with closing(request.open(self.engine, spec)) as session:
+        layer = self.scorer.state_layer if self.scorer else None
+        with closing(request.open(self.engine, spec, layer)) as session:
             answer = Answer(request, self.shape, session)
             while not answer.finished:
                 written = self._write(session, answer)
@@ -45,4 +49,10 @@ class SoloDecoder:
 
     def _write(self, session: Session, answer: Answer) -> Proposal:
         with answer.ledger.charge(self.source, session):
-            return Proposal(answer.sample(session, self.source, 1), 0, UNVERIFIED)
+            candidates = answer.sample(session, self.source, 1)
+        if self.scorer is None:
+            return Proposal(candidates, 0, UNVERIFIED)
+        situation = Situation(answer.request, answer.number, answer.steps, session, session)
+        with answer.ledger.charge(self.source, session, verify=True):
+            judgement = self.scorer.judge(candidates[0], candidates[0].reading, situation)
+        return Proposal(candidates, 0, replace(judgement, verdict=Verdict.UNVERIFIED))

@@ -22,6 +22,8 @@ class Rows:
     """Shape (n,); None if no grounding is read."""
     passages: FloatArray | None = None
     """The attention paid to each passage, shape (n, P); None if none are read."""
+    states: FloatArray | None = None
+    """Hidden states of a step's tokens, shape (n, width); None if none are read."""
 
 
 class Cache(Protocol):
@@ -33,11 +35,15 @@ class Cache(Protocol):
     """
 
     def configure(
-        self, grounding: GroundingSpec | None, cancelled: Callable[[], bool] | None
+        self,
+        grounding: GroundingSpec | None,
+        cancelled: Callable[[], bool] | None,
+        state_layer: int | None = None,
     ) -> None:
         """Prepare for a session. The cache is empty if the form of grounding changes.
 
-        If only its passages change, the cache holds at most what stands before them.
+        If only its passages change, the cache holds at most what stands before them. The hidden
+        states after layer `state_layer`, counted from 0, are read in passes over steps.
         """
         ...
 

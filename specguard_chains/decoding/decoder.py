@@ -59,7 +59,12 @@ class Request:
             if (value := getattr(self, name)) is not None and value < least:
                 raise ConfigurationError(f"{name} must be {least} or more, not {value}")
 
-    def open(self, engine: Engine, grounding: GroundingSpec | None = None) -> Session:
+    def open(
+        self,
+        engine: Engine,
+        grounding: GroundingSpec | None = None,
+        state_layer: int | None = None,
+    ) -> Session:
         """Open a session with the prompt, held to the request's constraint.
 
         Raises:
@@ -75,6 +80,7 @@ class Request:
             grounding=grounding,
             cancelled=self.cancelled,
             constraint=self.constraint,
+            state_layer=state_layer,
         )
 
 

@@ -55,10 +55,12 @@ class Reading:
     passages: FloatArray | None = None
     """What is paid to each of the prompt's passages of the attention that grounding is rolled out
     from, a mean over the layers. Shape (tokens of grounding, P); None if none are read."""
+    state: FloatArray | None = None
+    """Hidden state of the last of these tokens, shape (width,); None if none is read."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that no verdict can rest on."""
-        for signal in (self.logprobs, self.grounding, self.passages):
+        for signal in (self.logprobs, self.grounding, self.passages, self.state):
             if signal is not None and not isfinite(float(signal.sum())):
                 raise EngineError("a model's signals are not finite numbers; its file is faulty")
 
@@ -195,6 +197,14 @@ class LogitSession(Session, Protocol):
         """
         ...
 
+    def tokens_of(self, candidate: Candidate) -> list[int]:
+        """Return a candidate's tokens in this session's vocabulary."""
+        ...
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return text's tokens; special tokens in it stay text, nothing is added."""
+        ...
+
     def writer(self, boundary: Boundary) -> StepWriter:
         """Return an empty step that continues the sequence."""
         ...
@@ -221,6 +231,8 @@ class Capabilities:
     """Sessions are `LogitSession`s."""
     attention: bool = False
     """Readings carry grounding if a session asks for it."""
+    states: bool = False
+    """Readings carry a hidden state if a session asks for it."""
     max_candidates: int = 1
     """Most candidates of one `sample`."""
     max_candidate_tokens: int | None = None
@@ -264,6 +276,7 @@ class Engine(Protocol):
         grounding: GroundingSpec | None = None,
         cancelled: Callable[[], bool] | None = None,
         constraint: Constraint | None = None,
+        state_layer: int | None = None,
     ) -> Session:
         """Start a sequence with a prompt, reusing cached prefixes of earlier ones.
 
@@ -273,12 +286,15 @@ class Engine(Protocol):
             cancelled: Asked at every token; True raises DecodingCancelled.
             constraint: What the text after the prompt may look like: nothing else is drawn, and
                 log-probs are those of the allowed tokens.
+            state_layer: Read the hidden state that leaves this layer, counted from 0, at the end of
+                each step; None if nobody needs it.
 
         Raises:
             ContextOverflowError: The prompt leaves no room for an answer.
             ConfigurationError: The engine cannot hold a session to a constraint, or a passage does
                 not stand in the prompt whose attention is read.
             AttentionUnavailableError: Grounding was asked of an engine that has none.
+            StatesUnavailableError: A hidden state was asked of an engine that has none.
         """
         ...
 

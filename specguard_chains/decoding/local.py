@@ -134,7 +134,7 @@ class LocalSession:
         return reading
 
     def _read(self, candidate: Candidate) -> Reading:
-        tokens = self._own_tokens(candidate)
+        tokens = self.tokens_of(candidate)
         self._require_room(len(tokens))
         logits = self._next_logits()
         self._cache.fork(1, len(self._tokens))
@@ -143,6 +143,7 @@ class LocalSession:
         logprobs: list[float] = []
         grounding: list[float] = []
         passages: list[FloatArray] = []
+        state: FloatArray | None = None
         for start in range(0, len(tokens), READ_BLOCK):
             block = tokens[start : start + READ_BLOCK]
             first = len(self._tokens) + start
@@ -151,6 +152,7 @@ class LocalSession:
             logprobs += map(logprob, allowed_rows(before, block, matcher), block)
             grounding += [] if rows.grounding is None else rows.grounding.tolist()
             passages += [] if rows.passages is None else [rows.passages]
+            state = None if rows.states is None else rows.states[-1].copy()
             branch.tokens += block
             branch.computed += len(block)
             branch.logits = logits = rows.logits[-1].copy()
@@ -159,17 +161,22 @@ class LocalSession:
             np.array(logprobs, dtype=np.float32),
             np.array(grounding, dtype=np.float32) if self._grounded else None,
             np.concatenate(passages) if passages else None,
+            state,
         )
 
     def fits(self, candidate: Candidate) -> bool:
         """See `Session.fits`."""
-        return len(self._own_tokens(candidate)) <= self.room
+        return len(self.tokens_of(candidate)) <= self.room
 
     def accept(self, candidate: Candidate) -> None:
         """See `Session.accept`."""
         if self._leaves_unfinished(candidate):
             self._drop_unfinished()
-        self.extend(self._own_tokens(candidate))
+        self.extend(self.tokens_of(candidate))
+
+    def encode_text(self, text: str) -> list[int]:
+        """See `LogitSession.encode_text`."""
+        return self._tokenizer.encode_text(text)
 
     def writer(self, boundary: Boundary) -> StepWriter:
         """See `LogitSession.writer`."""
@@ -257,6 +264,8 @@ class LocalSession:
                 draft.passages.append(rows.passages[i])
             if draft.step.ending is not None:
                 draft.logits = rows.logits[i].copy()
+                if rows.states is not None:
+                    draft.state = rows.states[i].copy()
         return [row for draft, row in zip(live, rows.logits, strict=True) if not draft.step.ending]
 
     def _forward(
@@ -319,7 +328,7 @@ class LocalSession:
         self._cached = length
         self._cache.keep(0, length)
 
-    def _own_tokens(self, candidate: Candidate) -> list[int]:
+    def tokens_of(self, candidate: Candidate) -> list[int]:
         """The candidate's tokens in this session's vocabulary."""
         if candidate.vocabulary == self._tokenizer.vocabulary:
             return list(candidate.tokens)

@@ -35,6 +35,8 @@ class Draft(Branch):
     matcher: Matcher | None = field(kw_only=True)
     passages: list[FloatArray] = field(default_factory=list, kw_only=True)
     """The attention that each token pays to each passage, if that is read."""
+    state: FloatArray | None = field(default=None, kw_only=True)
+    """Hidden state of the last token, if that is read and the step is complete."""
 
     def __post_init__(self) -> None:
         self.tokens = self.step.tokens
@@ -42,9 +44,10 @@ class Draft(Branch):
     def candidate(self, *, grounded: bool) -> Candidate:
         """Return the step, once it has ended."""
         candidate = self.step.candidate(grounded=grounded)
-        if not self.passages:
+        if not self.passages and self.state is None:
             return candidate
-        reading = replace(candidate.reading, passages=np.stack(self.passages))
+        passages = np.stack(self.passages) if self.passages else None
+        reading = replace(candidate.reading, passages=passages, state=self.state)
         return replace(candidate, reading=reading)
 
 

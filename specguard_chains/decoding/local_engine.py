@@ -21,6 +21,7 @@ from specguard_chains.errors import (
     ContextOverflowError,
     DecodingCancelled,
     EngineError,
+    StatesUnavailableError,
 )
 
 
@@ -60,6 +61,7 @@ class LocalEngine(Tokenizer, ABC):
         grounding: GroundingSpec | None = None,
         cancelled: Callable[[], bool] | None = None,
         constraint: Constraint | None = None,
+        state_layer: int | None = None,
     ) -> TreeSession:
         """See `Engine.open`."""
 
@@ -80,6 +82,11 @@ class LocalEngine(Tokenizer, ABC):
                 f"{self.name} does not give attention, which {needing}; load it with "
                 f"attention=True or {else_}"
             )
+        if state_layer is not None and not self.capabilities.states:
+            raise StatesUnavailableError(
+                f"{self.name} does not give hidden states, which a value head needs; load it with "
+                "states=True"
+            )
         tokens = self.encode(prompt)
         if not tokens:
             raise ConfigurationError("the prompt is empty; give at least one message with text")
@@ -93,7 +100,7 @@ class LocalEngine(Tokenizer, ABC):
         matcher = None if constraint is None else self._trie().start(constraint)
         sequence = self._take_sequence(tokens, grounding)
         try:
-            sequence.cache.configure(grounding, cancelled)
+            sequence.cache.configure(grounding, cancelled, state_layer)
             return TreeSession(
                 sequence,
                 tokens,
@@ -166,6 +173,19 @@ def check_at_least_one(**values: int | None) -> None:
     for name, value in values.items():
         if value is not None and value < 1:
             raise ConfigurationError(f"{name} must be at least 1, not {value}")
+
+
+def check_state_layer(layer: int, n_layer: int, name: str) -> None:
+    """Refuse a layer whose hidden states cannot be read: the last one's go into the logits.
+
+    Raises:
+        StatesUnavailableError: There is no such layer below the last.
+    """
+    if not 0 <= layer < n_layer - 1:
+        raise StatesUnavailableError(
+            f"the hidden states of layer {layer} of {name} cannot be read; choose one from 0 to "
+            f"{n_layer - 2}, or a value head that was trained for this model"
+        )
 
 
 def check_sizes(

@@ -80,11 +80,13 @@ class SpecGuardDecoder:
         watch = self.verifier.can_accept if self._rejects_early else None
         with answer.ledger.charge(Source.DRAFT, draft):
             candidates = answer.sample(draft, Source.DRAFT, self.num_candidates, watch)
+        with answer.ledger.time("select"):
             chosen = self._choose(candidates)
         reading = self._read(candidates[chosen], target, answer)
         candidates[chosen] = _with_passages(candidates[chosen], reading)
-        situation = Situation(answer.request, answer.number, answer.text, draft, target)
-        judgement = self.verifier.judge(candidates[chosen], reading, situation)
+        situation = Situation(answer.request, answer.number, answer.steps, draft, target)
+        with answer.ledger.charge(Source.TARGET, target, verify=True):
+            judgement = self.verifier.judge(candidates[chosen], reading, situation)
         if answer.is_critical(candidates[chosen]):
             judgement = replace(judgement, verdict=Verdict.REJECTED, critical=True)
         return Proposal(candidates, chosen, judgement)
@@ -93,6 +95,7 @@ class SpecGuardDecoder:
         """Let the target write the step from the context, not from the draft's text."""
         with answer.ledger.charge(Source.TARGET, target):
             candidates = answer.sample(target, Source.TARGET, self.num_candidates)
+        with answer.ledger.time("select"):
             step = candidates[self._choose(candidates)]
         if not answer.request.prompt.passages or self._reader == "target" or draft is target:
             return step
@@ -119,21 +122,22 @@ class SpecGuardDecoder:
         confidence, attention = (
             own if source == "draft" else read for source in (self.verify_with, self._reader)
         )
-        return Reading(confidence.logprobs, attention.grounding, attention.passages)
+        return Reading(confidence.logprobs, attention.grounding, attention.passages, own.state)
 
     def _open(self, request: Request, stack: ExitStack) -> tuple[Session, Session]:
         """Open both sequences; a model that is draft and target at once has one."""
         spec = self.grounding if self._reads_attention(request) else None
 
-        def open_session(engine: Engine, *, reads: bool) -> Session:
-            session = request.open(engine, spec if reads else None)
+        def open_session(engine: Engine, *, reads: bool, state_layer: int | None = None) -> Session:
+            session = request.open(engine, spec if reads else None, state_layer)
             return stack.enter_context(closing(session))
 
+        layer = self.verifier.state_layer
         if self.draft is self.target:
-            session = open_session(self.draft, reads=True)
+            session = open_session(self.draft, reads=True, state_layer=layer)
             return session, session
         return (
-            open_session(self.draft, reads=self._reader == "draft"),
+            open_session(self.draft, reads=self._reader == "draft", state_layer=layer),
             open_session(self.target, reads=self._reader == "target"),
         )
 

@@ -60,6 +60,8 @@ class Judgement:
     confidence: float | None = None
     grounding: float | None = None
     threshold: float | None = None
+    value: float | None = None
+    """What a reward model or value head says."""
     rejected_early: bool = False
     """Drafting stopped, as no candidate could pass any more; the figures are upper bounds."""
     critical: bool = False
@@ -98,6 +100,8 @@ class StepSeconds:
 
     draft: float = 0.0
     verify: float = 0.0
+    select: float = 0.0
+    """Comparing candidates."""
     target: float = 0.0
 
 
@@ -141,6 +145,8 @@ class Step:
     read from. In [0, 1]; a long passage has more than a short one of the same weight. By the model
     that grounding is read from, whoever wrote the step. Empty if no passages were given or no
     attention is read, and for a last step that does not fit into that model's context."""
+    value: float | None = None
+    """What a reward model or value head says of the drafted step, in [0, 1]."""
     finish_reason: FinishReason | None = None
     """Set on the last step."""
 

@@ -6,11 +6,15 @@ Two signals that the model holds anyway, each the *minimum* over the step's toke
     score = beta * confidence' + (1 - beta) * grounding',        accept if score >= tau.
 
 beta is `confidence_weight`, tau is `threshold`. As both minima can only fall while a step is being
-written, so can the score: once it is below tau, the step is rejected already.
+written, so can the score: once it is below tau, the step is rejected already. A third signal can
+join them with a weight of its own, known at the step's end, the value head's:
+
+    score = value_weight * value + (1 - value_weight) * (the above).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +22,7 @@ from specguard_chains.decoding.boundaries import Ending
 from specguard_chains.decoding.calibration import Calibration
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Candidate, Reading, Session
+from specguard_chains.decoding.rewards import ValueHead
 from specguard_chains.decoding.steps import Judgement, Verdict
 from specguard_chains.errors import AttentionUnavailableError, ConfigurationError
 
@@ -29,7 +34,7 @@ class Situation:
     request: Request
     number: int
     """Of the step in progress."""
-    answer: str
+    steps: Sequence[str]
     """What was accepted before it."""
     draft: Session
     target: Session
@@ -41,6 +46,11 @@ class Verifier(Protocol):
     @property
     def needs_grounding(self) -> bool:
         """Whether readings must carry grounding."""
+        ...
+
+    @property
+    def state_layer(self) -> int | None:
+        """The layer of the draft whose hidden state readings must carry, None for none."""
         ...
 
     def can_accept(self, confidence: float, grounding: float | None) -> bool:
@@ -59,26 +69,42 @@ class EnsembleVerifier:
     calibration: Calibration
     confidence_weight: float = 0.3
     threshold: float = 0.7
+    value_head: ValueHead | None = None
+    value_weight: float = 0.0
+    """Weight of the value head against the two others together."""
 
     def __post_init__(self) -> None:
         """Validate."""
-        for name in ("confidence_weight", "threshold"):
+        for name in ("confidence_weight", "threshold", "value_weight"):
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ConfigurationError(f"{name} must lie in [0, 1], not {value}")
+        if self.value_weight and self.value_head is None:
+            raise ConfigurationError(
+                f"value_weight={self.value_weight} needs a value head; train one with "
+                "`specguard train-reward`, or set value_weight=0"
+            )
 
     @property
     def needs_grounding(self) -> bool:
         """Whether grounding has any weight."""
-        return self.confidence_weight < 1
+        return self.confidence_weight < 1 and self.value_weight < 1
 
-    def score(self, confidence: float, grounding: float | None) -> float:
-        """Return the ensemble score in [0, 1]; a grounding not known yet counts as the best."""
+    @property
+    def state_layer(self) -> int | None:
+        """See `Verifier.state_layer`."""
+        return self.value_head.layer if self.value_head and self.value_weight else None
+
+    def score(
+        self, confidence: float, grounding: float | None, value: float | None = None
+    ) -> float:
+        """Return the ensemble score in [0, 1]; what is not known yet counts as the best."""
         mixed = self.confidence_weight * self.calibration.confidence.normalise(confidence)
         if self.needs_grounding:
             mixed += (1 - self.confidence_weight) * (
                 1.0 if grounding is None else self.calibration.grounding.normalise(grounding)
             )
-        return mixed
+        rest = 1.0 if value is None else value
+        return self.value_weight * rest + (1 - self.value_weight) * mixed
 
     def can_accept(self, confidence: float, grounding: float | None) -> bool:
         """See `Verifier.can_accept`."""
@@ -93,7 +119,10 @@ class EnsembleVerifier:
                 "the reading carries no grounding; open the session with a GroundingSpec or set "
                 "confidence_weight=1"
             )
-        score = self.score(confidence, grounding)
+        value = None
+        if self.value_head is not None and self.value_weight and not early:
+            value = self.value_head.value(reading)
+        score = self.score(confidence, grounding, value)
         accepted = score >= self.threshold and not early
         return Judgement(
             Verdict.ACCEPTED if accepted else Verdict.REJECTED,
@@ -101,5 +130,6 @@ class EnsembleVerifier:
             confidence,
             grounding,
             self.threshold,
+            value=value,
             rejected_early=early,
         )

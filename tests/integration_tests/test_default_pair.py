@@ -74,6 +74,7 @@ def test_metadata_and_usage_tell_what_the_answer_has_cost() -> None:
 @dataclass(frozen=True)
 class AcceptNone:
     needs_grounding: bool = True
+    state_layer: int | None = None
 
     def can_accept(self, confidence: float, grounding: float | None) -> bool:
         return True

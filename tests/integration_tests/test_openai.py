@@ -68,6 +68,7 @@ class EveryOther:
     """Accepts every other step, whatever the signals say; needs no grounding."""
 
     needs_grounding: bool = False
+    state_layer: int | None = None
 
     def can_accept(self, confidence: float, grounding: float | None) -> bool:
         return True

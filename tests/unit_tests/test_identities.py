@@ -30,6 +30,7 @@ class Fixed:
 
     accept: bool | None
     needs_grounding: bool = False
+    state_layer: int | None = None
 
     def can_accept(self, confidence: float, grounding: float | None) -> bool:
         return True

@@ -13,6 +13,7 @@ from specguard_adapters.huggingface.model import Model
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.cache import Rows, check_branches, rollout_for
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
+from specguard_chains.decoding.local_engine import check_state_layer
 from specguard_chains.errors import (
     ContextOverflowError,
     DecodingCancelled,
@@ -59,13 +60,20 @@ class HuggingFaceCache:
         self._members = np.zeros((cells, max_candidates), dtype=np.float32)  # 1: on the branch
         self._committed = 0  # tokens of branch 0 that are context
         self._rollout: Rollout | None = None
+        self._state_layer: int | None = None
         self._cancelled: Callable[[], bool] | None = None
         self.probe: list[SeenLayer] | None = None
 
     def configure(
-        self, grounding: GroundingSpec | None, cancelled: Callable[[], bool] | None
+        self,
+        grounding: GroundingSpec | None,
+        cancelled: Callable[[], bool] | None,
+        state_layer: int | None = None,
     ) -> None:
         """See `Cache.configure`."""
+        if state_layer is not None:
+            check_state_layer(state_layer, self._model.n_layer, self._model.name)
+        self._state_layer = state_layer
         self._cancelled = cancelled
         self._rollout = rollout_for(
             grounding,
@@ -102,20 +110,20 @@ class HuggingFaceCache:
             )
         first = self._cells.used
         limit = min(self._n_batch, LOGIT_ROWS) if all_logits else self._n_batch
-        logits = []
+        logits, states = [], []
         for start in range(0, len(tokens), limit):
             part = slice(start, start + limit)
             if len(tokens) > ABORTABLE_TOKENS and self._cancelled is not None and self._cancelled():
                 raise DecodingCancelled("the request was cancelled")
-            logits.append(
-                self._compute(
-                    tokens[part],
-                    positions[part],
-                    branches[part],
-                    context=context,
-                    all_logits=all_logits,
-                )
+            rows, hidden = self._compute(
+                tokens[part],
+                positions[part],
+                branches[part],
+                context=context,
+                all_logits=all_logits,
             )
+            logits.append(rows)
+            states += [] if hidden is None else [hidden]
         if context:
             self._commit(self._cells.used)
         grounding = passages = None
@@ -123,7 +131,7 @@ class HuggingFaceCache:
             own = np.arange(first, self._cells.used)
             grounding, passages = self._rollout.grounding(own), self._rollout.passages(own)
         whole = np.concatenate(logits) if all_logits and logits[1:] else logits[-1]
-        return Rows(whole, grounding, passages)
+        return Rows(whole, grounding, passages, np.concatenate(states) if states else None)
 
     def keep(self, branch: int, length: int) -> None:
         """See `Cache.keep`. The kept path's cells close up behind the context."""
@@ -157,8 +165,11 @@ class HuggingFaceCache:
         *,
         context: bool,
         all_logits: bool,
-    ) -> FloatArray:
-        """Compute tokens at once and put them into the next cells; return their logits."""
+    ) -> tuple[FloatArray, FloatArray | None]:
+        """Compute tokens at once and put them into the next cells.
+
+        Returns their logits and, of a step if that was asked for, their hidden states.
+        """
         start, end = self._cells.used, self._cells.used + len(tokens)
         own = np.arange(start, end)
         self._positions[own] = positions
@@ -168,13 +179,16 @@ class HuggingFaceCache:
         coming = self._forward_pass(start, end, context=context)
         if self._rollout is not None:
             self._rollout.begin(own, context=context, positions=positions)
-        logits = self._model.forward(tokens, self._cells, coming, all_logits=all_logits)
+        state_layer = None if context else self._state_layer
+        logits, states = self._model.forward(
+            tokens, self._cells, coming, all_logits=all_logits, state_layer=state_layer
+        )
         if self._rollout is not None:
             for layer, rows in coming.seen:
                 lowest = self._model.n_layer - self._rollout.spec.layers
                 self._rollout.absorb_averaged(layer - lowest, rows.cpu().numpy(), own)
         self._cells.used = end
-        return logits
+        return logits, states
 
     def _forward_pass(self, start: int, end: int, *, context: bool) -> ForwardPass:
         """Say who sees whom among the cells from `start`, which are about to be computed."""

@@ -39,6 +39,7 @@ class HuggingFaceEngine(LocalEngine):
         candidate_tokens: int = 256,
         attention: bool = False,
         attention_layers: int = 3,
+        states: bool = False,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         device_map: str | dict[str, Any] | None = None,
@@ -61,6 +62,7 @@ class HuggingFaceEngine(LocalEngine):
             candidate_tokens: Tokens of a candidate that there is room for.
             attention: Give attention, which grounding needs.
             attention_layers: Most last layers whose attention can be read.
+            states: Give hidden states, which a value head needs.
             device: Such as "cpu" or "cuda:1"; None takes a GPU if there is one.
             dtype: Number format, such as "bfloat16"; None takes the one that the file has.
             device_map: Spreads the model over devices; see transformers.
@@ -104,6 +106,7 @@ class HuggingFaceEngine(LocalEngine):
             in_process=True,
             logits=logits_processor is None,
             attention=attention,
+            states=states,
             max_candidates=max_candidates,
             max_candidate_tokens=candidate_tokens,
             constraints=True,

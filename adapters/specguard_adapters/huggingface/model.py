@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from specguard_adapters.huggingface.attention import NAME, ForwardPass, going_on
 from specguard_adapters.huggingface.cells import Cells
 from specguard_chains.decoding.arrays import FloatArray
-from specguard_chains.errors import EngineError, SpecGuardError
+from specguard_chains.errors import EngineError, SpecGuardError, StatesUnavailableError
 
 _engines: weakref.WeakKeyDictionary[PreTrainedModel, tuple[int, str]]
 _engines = weakref.WeakKeyDictionary()  # a model -> how many use it, its own implementation
@@ -65,28 +65,37 @@ class Model:
         return dtype
 
     def forward(
-        self, tokens: Sequence[int], cells: Cells, coming: ForwardPass, *, all_logits: bool
-    ) -> FloatArray:
-        """Compute a pass; return logits of shape (n, vocabulary), or (1, vocabulary) of the last.
+        self,
+        tokens: Sequence[int],
+        cells: Cells,
+        coming: ForwardPass,
+        *,
+        all_logits: bool,
+        state_layer: int | None = None,
+    ) -> tuple[FloatArray, FloatArray | None]:
+        """Compute a pass.
+
+        Returns logits of shape (n, vocabulary), or (1, vocabulary) of the last token, and the
+        hidden states after `state_layer`, shape (n, width), if one is named.
 
         Raises:
             EngineError: The memory does not suffice, or the model fails.
         """
         cells.coming = len(tokens)
         with torch.inference_mode(), going_on(coming):
-            logits = self._run(
+            return self._run(
                 tokens,
                 all_logits=all_logits,
+                state_layer=state_layer,
                 position_ids=torch.as_tensor(coming.positions)[None],
                 use_cache=True,
                 **{self._cache_name: cells},
             )
-        return logits
 
     def reference(self, tokens: Sequence[int]) -> FloatArray:
         """Return the logits of tokens that nothing was before, by the model itself."""
         with torch.inference_mode():
-            return self._run(tokens, all_logits=True, use_cache=False)
+            return self._run(tokens, all_logits=True, use_cache=False)[0]
 
     def close(self) -> None:
         """Let the model go."""
@@ -107,7 +116,14 @@ class Model:
             raise EngineError(f"the engine {self.name} is closed; load the model again")
         return self._model
 
-    def _run(self, tokens: Sequence[int], *, all_logits: bool, **arguments: Any) -> FloatArray:
+    def _run(
+        self,
+        tokens: Sequence[int],
+        *,
+        all_logits: bool,
+        state_layer: int | None = None,
+        **arguments: Any,
+    ) -> tuple[FloatArray, FloatArray | None]:
         model = self.weights
         device = model.get_input_embeddings().weight.device
         if self._keeps_logits:
@@ -117,10 +133,17 @@ class Model:
         try:
             with _threads(self._n_threads):
                 ids = torch.as_tensor(tokens, dtype=torch.long, device=device)[None]
-                logits = model(input_ids=ids, **arguments).logits[0]
-                logits = logits if all_logits else logits[-1:]
-                array: FloatArray = logits.float().cpu().numpy()
-                return array
+                if state_layer is not None:
+                    arguments["output_hidden_states"] = True
+                output = model(input_ids=ids, **arguments)
+                logits = _array(output.logits[0] if all_logits else output.logits[0, -1:])
+                if state_layer is None:
+                    return logits, None
+                if output.hidden_states is None:
+                    raise StatesUnavailableError(
+                        f"{self.name} does not give its hidden states; load it with states=False"
+                    )
+                return logits, _array(output.hidden_states[state_layer + 1][0])
         except SpecGuardError:
             raise
         except Exception as error:
@@ -145,6 +168,11 @@ def _threads(n: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _array(tensor: torch.Tensor) -> FloatArray:
+    array: FloatArray = tensor.float().cpu().numpy()
+    return array
 
 
 def _first_line(error: Exception) -> str:

@@ -13,7 +13,12 @@ from specguard_adapters.llama_cpp.weights import VERSION, Weights
 from specguard_chains.decoding.arrays import IntArray
 from specguard_chains.decoding.cache import Rows, check_branches, rollout_for
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
-from specguard_chains.errors import AttentionUnavailableError, EngineError
+from specguard_chains.decoding.local_engine import check_state_layer
+from specguard_chains.errors import (
+    AttentionUnavailableError,
+    EngineError,
+    StatesUnavailableError,
+)
 
 ABORTABLE_TOKENS = 16
 """Longer runs can be cancelled while they are computed; shorter ones only before and after."""
@@ -45,13 +50,20 @@ class LlamaCppCache:
         self._branches: list[int] = []  # forked from branch 0
         self._committed = 0  # tokens of branch 0 that are context
         self._rollout: Rollout | None = None
+        self._state_layer: int | None = None
         # Where the step in progress lies, [branch, position]; the cells of candidates interleave.
         self._cells = np.zeros((max_candidates, context_length), dtype=np.intp)
 
     def configure(
-        self, grounding: GroundingSpec | None, cancelled: Callable[[], bool] | None
+        self,
+        grounding: GroundingSpec | None,
+        cancelled: Callable[[], bool] | None,
+        state_layer: int | None = None,
     ) -> None:
         """See `Cache.configure`."""
+        if state_layer is not None:
+            check_state_layer(state_layer, self._context.n_layer, self._context.name)
+        self._state_layer = state_layer
         self._cancelled = cancelled
         self._rollout = rollout_for(
             grounding,
@@ -81,7 +93,7 @@ class LlamaCppCache:
         limit = self._context.n_outputs if all_logits else self._context.n_batch
         parts = [slice(i, i + limit) for i in range(0, max(len(tokens), 1), limit)]
         cancelled = (self._cancelled or _never) if len(tokens) > ABORTABLE_TOKENS else None
-        logits, cells = [], []
+        logits, cells, states = [], [], []
         for part in parts:
             listener = self._listen(positions[part], context)
             rows = self._context.decode(
@@ -93,6 +105,9 @@ class LlamaCppCache:
             )
             logits.append(rows.copy() if all_logits and part is not parts[-1] else rows)
             cells += listener.cells if listener else []
+            if self._state_layer is not None and not context:
+                assert self._context.tap is not None
+                states += self._context.tap.states
         if context:
             self._commit(positions[-1] + 1)
         grounding = passages = None
@@ -103,7 +118,7 @@ class LlamaCppCache:
             grounding = self._rollout.grounding(placed)
             passages = self._rollout.passages(placed)
         whole = np.concatenate(logits) if all_logits and parts[1:] else logits[-1]
-        return Rows(whole, grounding, passages)
+        return Rows(whole, grounding, passages, np.concatenate(states) if states else None)
 
     def keep(self, branch: int, length: int) -> None:
         """See `Cache.keep`."""
@@ -125,13 +140,15 @@ class LlamaCppCache:
         tap = self._context.tap
         if tap is None:
             return None
+        state_layer = None if context else self._state_layer
         if self._rollout is None:
-            tap.listen(None)
+            tap.listen(None, state_layer=state_layer)
             return None
         listener = _Listener(self._rollout, positions, context)
         n_layer = self._context.n_layer
         # Nothing looks at the context's values in the top layer.
-        tap.listen(listener, range(n_layer - self._rollout.spec.layers, n_layer - context))
+        layers = range(n_layer - self._rollout.spec.layers, n_layer - context)
+        tap.listen(listener, layers, state_layer)
         return listener
 
     def _commit(self, length: int) -> None:
@@ -179,6 +196,32 @@ def read_attention(context: Context, tokens: Sequence[int], layers: range) -> Fu
         context.tap.listen(attention, layers)
         context.decode(block, positions, [(0,)] * len(block), all_logits=False)
     return attention
+
+
+def check_states(weights: Weights, settings: ContextSettings) -> None:
+    """Check on a few tokens that hidden states are what this module takes them for.
+
+    Raises:
+        StatesUnavailableError: They are not.
+    """
+    tokens = list(range(min(5, weights.n_vocab)))
+    small = replace(settings, cells=256, n_batch=64, n_ubatch=64)
+    tap = AttentionTap()
+    context = Context(weights, small, tap)
+    try:
+        tap.listen(None, state_layer=0)
+        context.decode(tokens, range(len(tokens)), [(0,)] * len(tokens), all_logits=True)
+        shapes = [states.shape for states in tap.states]
+        problem = None if shapes == [(len(tokens), weights.n_embd)] else f"their shape is {shapes}"
+    except EngineError as error:
+        problem = str(error)
+    finally:
+        context.close()
+    if problem:
+        raise StatesUnavailableError(
+            f"the hidden states of {weights.path.name} cannot be read with llama-cpp-python "
+            f"{VERSION}: {problem}; load the model with states=False, or install the version 0.3.36"
+        )
 
 
 def check_attention(weights: Weights, settings: ContextSettings, layers: int) -> None:

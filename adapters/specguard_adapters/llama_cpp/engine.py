@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from specguard_adapters.llama_cpp.cache import LlamaCppCache, check_attention
+from specguard_adapters.llama_cpp.cache import LlamaCppCache, check_attention, check_states
 from specguard_adapters.llama_cpp.context import KV_TYPES, MAX_SEQUENCES, Context, ContextSettings
 from specguard_adapters.llama_cpp.ggml import AttentionTap
 from specguard_adapters.llama_cpp.log import log
@@ -37,6 +37,7 @@ class LlamaCppEngine(LocalEngine):
         candidate_tokens: int = 256,
         attention: bool = False,
         attention_layers: int = 3,
+        states: bool = False,
         n_threads: int | None = None,
         n_gpu_layers: int = 0,
         n_batch: int = 512,
@@ -55,6 +56,7 @@ class LlamaCppEngine(LocalEngine):
             candidate_tokens: Tokens of a candidate that memory is reserved for.
             attention: Give attention, which grounding needs; turns flash attention off.
             attention_layers: Most last layers whose attention can be read.
+            states: Give hidden states, which a value head needs.
             n_threads: Threads; None is one for each physical core that the process may use.
             n_gpu_layers: Layers to place on a GPU, -1 for all.
             n_batch: Most tokens handed to llama.cpp at once.
@@ -73,6 +75,7 @@ class LlamaCppEngine(LocalEngine):
             EngineError: llama.cpp cannot load the file.
             ConfigurationError: A value does not suit the model.
             AttentionUnavailableError: This llama.cpp does not show its attention.
+            StatesUnavailableError: This llama.cpp does not show its hidden states.
         """
         super().__init__()
         check_at_least_one(
@@ -121,6 +124,7 @@ class LlamaCppEngine(LocalEngine):
             in_process=True,
             logits=True,
             attention=attention,
+            states=states,
             max_candidates=max_candidates,
             max_candidate_tokens=candidate_tokens,
             constraints=True,
@@ -138,6 +142,8 @@ class LlamaCppEngine(LocalEngine):
         )
         if attention:
             compute_thread.run(lambda: check_attention(model, self._settings, attention_layers))
+        if states:
+            compute_thread.run(lambda: check_states(model, self._settings))
         self._prompts = PromptEncoder(self.name)
 
     @property
@@ -177,12 +183,13 @@ class LlamaCppEngine(LocalEngine):
 
     def new_cache(self) -> LlamaCppCache:
         """See `LocalEngine.new_cache`."""
-        tap = AttentionTap() if self.capabilities.attention else None
+        has = self.capabilities
+        tap = AttentionTap() if has.attention or has.states else None
         context = Context(self._model, self._settings, tap)
         return LlamaCppCache(
             context,
             context_length=self.context_length,
-            max_candidates=self.capabilities.max_candidates,
+            max_candidates=has.max_candidates,
             attention_layers=self._attention_layers,
             guarded=self._model.sliding_window,
         )

@@ -1,9 +1,10 @@
-"""Attention out of a running llama.cpp: the graph's nodes, seen through ggml's eval callback.
+"""Attention and hidden states out of a running llama.cpp, through ggml's eval callback.
 
 Facts about llama.cpp that this rests on, and that `check_attention` verifies at load time:
 
 - Without flash attention, layer l has a node `kq_soft_max-<l>`: F32, contiguous, shape
   (1, heads, rows, columns). Its columns are KV cells, not positions.
+- What leaves layer l is the node `l_out-<l>`: F32, contiguous, shape (rows, width).
 - The cells that a batch is written to are an input of the graph, `attn_inp_k_idxs`: the second
   source of the node that writes `cache_k_l<l>`.
 - The callback is asked for every node in order (`ask`), and called again with the data of the
@@ -111,7 +112,7 @@ class Sink(Protocol):
 
 
 class AttentionTap:
-    """Reads the attention of some layers while it is computed, if somebody listens."""
+    """Reads attention and hidden states of some layers while they are computed."""
 
     def __init__(self) -> None:
         """Start without a listener."""
@@ -119,19 +120,26 @@ class AttentionTap:
         self._buffer = np.empty(BLOCK_FLOATS, dtype=np.float32)
         self._job = cache(_Job.of)  # called for every node
         self._error: BaseException | None = None
+        self.states: list[FloatArray] = []
+        """Hidden states of the latest decode, in pieces of shape (rows, width)."""
         self.listen(None)
         self.callback = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
         """For llama.cpp, which keeps a bare pointer to it."""
 
-    def listen(self, sink: Sink | None, layers: range = range(0)) -> None:
-        """Hand the attention of the coming decode to a sink; None reads nothing.
+    def listen(
+        self, sink: Sink | None, layers: range = range(0), state_layer: int | None = None
+    ) -> None:
+        """Hand the attention of the coming decode to a sink; None reads none.
 
         Args:
             sink: Who takes the attention in; counts layers from the first that is read.
-            layers: The model's layers to read.
+            layers: The model's layers whose attention to read.
+            state_layer: The layer whose hidden states to keep in `states`.
         """
         self._sink = sink
         self._layers = layers
+        self._state_layer = state_layer
+        self.states = []
         self._cells = np.zeros(0, dtype=np.intp)
         self._indices = 0  # address of the tensor that the cells came from
         self._written = -1  # layer whose keys were written last; it falls with a new ubatch
@@ -146,22 +154,38 @@ class AttentionTap:
 
     def _on_node(self, tensor: int, ask: bool, _: int | None) -> bool:
         """Answer llama.cpp: whether a node's data is wanted (ask), whether to go on (not ask)."""
-        if self._sink is None:
+        if self._sink is None and self._state_layer is None:
             return not ask
         try:
             job = self._job(_name(tensor))
             if job is None:
                 return False
-            if job.writes_keys:
+            if job.node == b"l_out-":
+                if not ask:
+                    self.states.append(self._read_states(tensor))
+                return job.layer == self._state_layer
+            if self._sink is None:
+                return False
+            if job.node == b"cache_k_l":
                 self._note_cells(tensor, job.layer)
                 return False
             if ask:
                 return job.layer in self._layers
             self._read(tensor, job.layer - self._layers.start, self._sink)
         except BaseException as error:  # llama.cpp would swallow it
-            self._error, self._sink = error, None
+            self._error, self._sink, self._state_layer = error, None, None
             return not ask
         return True
+
+    def _read_states(self, tensor: int) -> FloatArray:
+        """Return hidden states, shape (rows, width)."""
+        width, rows, *rest = (_long * 4).from_address(tensor + self._layout.shape)
+        kind = ctypes.c_int32.from_address(tensor + self._layout.type).value
+        if kind != F32 or rest != [1, 1] or _nbytes(tensor) != 4 * width * rows:
+            raise EngineError(f"hidden states have the type {kind} and the shape {rows, width}")
+        states = np.empty((rows, width), dtype=np.float32)
+        _get(tensor, states.ctypes.data, 0, states.nbytes)
+        return states
 
     def _note_cells(self, tensor: int, layer: int) -> None:
         """Learn which cells the tokens of the ubatch are written to."""
@@ -223,13 +247,13 @@ class _Job:
     """What a node of the graph means to the tap."""
 
     layer: int
-    writes_keys: bool
+    node: bytes
 
     @classmethod
     def of(cls, name: bytes) -> _Job | None:
         """Return the job of the node with this name, None if there is nothing to do."""
-        match = re.match(rb"(kq_soft_max-|cache_k_l)(\d+)\b", name)
-        return match and cls(int(match[2]), match[1] == b"cache_k_l")
+        match = re.match(rb"(kq_soft_max-|cache_k_l|l_out-)(\d+)\b", name)
+        return match and cls(int(match[2]), match[1])
 
 
 class FullAttention:

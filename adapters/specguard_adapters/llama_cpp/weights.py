@@ -46,6 +46,7 @@ class Weights:
         self.vocab: int = llama_cpp.llama_model_get_vocab(self.handle)
         self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self.vocab)
         self.n_layer: int = llama_cpp.llama_model_n_layer(self.handle)
+        self.n_embd: int = llama_cpp.llama_model_n_embd(self.handle)
         self.n_ctx_train: int = llama_cpp.llama_model_n_ctx_train(self.handle)
         self.sliding_window: bool = llama_cpp.llama_model_n_swa(self.handle) > 0
         self._pieces: dict[int, bytes] = {}

@@ -44,6 +44,7 @@ from specguard_chains.errors import (
     ContextOverflowError,
     DecodingCancelled,
     EngineError,
+    StatesUnavailableError,
 )
 from specguard_chains.templates import ChatTemplate
 
@@ -188,6 +189,7 @@ class OpenAIEngine:
         grounding: GroundingSpec | None = None,
         cancelled: Callable[[], bool] | None = None,
         constraint: Constraint | None = None,
+        state_layer: int | None = None,
     ) -> OpenAISession:
         """See `Engine.open`."""
         self._check(cancelled)
@@ -201,6 +203,11 @@ class OpenAIEngine:
                 f"{self.name} runs on a server, which gives no attention, and grounding needs it; "
                 "draft with a local engine, or "
                 + ("give no passages" if prompt.passages else "set confidence_weight=1")
+            )
+        if state_layer is not None:
+            raise StatesUnavailableError(
+                f"{self.name} runs on a server, which gives no hidden states, and a value head "
+                "needs them; draft with a local engine, or set value_weight=0"
             )
         empty = not prompt.messages if prompt.text is None else not prompt.text
         tokens = [] if empty else self._prompts.encode(prompt, cancelled)

@@ -1,0 +1,99 @@
+"""Several whole answers, of which one is given: majority vote and best of n."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from math import inf
+from typing import TypeVar
+
+import numpy as np
+
+from specguard_chains.decoding.decoder import Decoder, Request
+from specguard_chains.decoding.engine import Engine
+from specguard_chains.decoding.final_answer import final_answer
+from specguard_chains.decoding.steps import Step, StepSeconds, StepTokens
+from specguard_chains.errors import ConfigurationError
+
+Choose = Callable[[Sequence[Sequence[Step]]], int]
+"""Answers, each as its steps -> the index of the one to give."""
+Cost = TypeVar("Cost", StepTokens, StepSeconds)
+
+
+def majority(answers: Sequence[Sequence[Step]]) -> int:
+    """Return the first answer with the final answer that most have; an earlier one among equals.
+
+    Answers without a final answer have no vote unless none has one.
+    """
+    finals = [final_answer("".join(step.text for step in steps)) for steps in answers]
+    votes = Counter(final for final in finals if final is not None)
+    return finals.index(votes.most_common(1)[0][0]) if votes else 0
+
+
+def best_value(answers: Sequence[Sequence[Step]]) -> int:
+    """Return the answer whose last step has the highest value (reward model or value head)."""
+    return int(np.argmax([_known(steps[-1].value) for steps in answers]))
+
+
+def best_confidence(answers: Sequence[Sequence[Step]]) -> int:
+    """Return the answer whose least confident step is the most confident."""
+    return int(np.argmax([min(_known(step.confidence) for step in steps) for steps in answers]))
+
+
+@dataclass(frozen=True, slots=True)
+class VotingDecoder:
+    """Writes n answers with different seeds and gives one of them.
+
+    Its steps come when all answers are complete. The first one carries what the others have cost.
+    """
+
+    decoder: Decoder
+    num_samples: int
+    choose: Choose
+
+    def __post_init__(self) -> None:
+        """Validate."""
+        if self.num_samples < 1:
+            raise ConfigurationError(f"num_samples must be 1 or more, not {self.num_samples}")
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """See `Decoder.engines`."""
+        return self.decoder.engines
+
+    def decode(self, request: Request) -> Iterator[Step]:
+        """See `Decoder.decode`."""
+        if request.sampling.greedy and self.num_samples > 1:
+            raise ConfigurationError(
+                f"{self.num_samples} answers at temperature 0 would be the same; raise the "
+                "temperature, or set num_samples=1"
+            )
+        answers = [
+            list(self.decoder.decode(replace(request, seed=seed)))
+            for seed in _seeds(request.seed, self.num_samples)
+        ]
+        chosen = self.choose(answers)
+        first, *rest = answers[chosen]
+        lost = [step for i, steps in enumerate(answers) if i != chosen for step in steps]
+        yield replace(
+            first,
+            tokens=_total([first.tokens, *(replace(step.tokens, kept=0) for step in lost)]),
+            seconds=_total([first.seconds, *(step.seconds for step in lost)]),
+        )
+        yield from rest
+
+
+def _known(value: float | None) -> float:
+    return -inf if value is None else value
+
+
+def _seeds(seed: int, n: int) -> list[int]:
+    """Return n seeds; the first is the request's own."""
+    others = np.random.SeedSequence([seed, 11]).generate_state(n, np.uint64)[1:]
+    return [seed, *map(int, others)]
+
+
+def _total(costs: Sequence[Cost]) -> Cost:
+    names = [field.name for field in fields(costs[0])]
+    return type(costs[0])(**{n: sum(getattr(cost, n) for cost in costs) for n in names})

@@ -1,0 +1,84 @@
+"""From the option `reward_model` to what rates steps."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+from specguard_chains import value_heads
+from specguard_chains.decoding.rewards import Reward, RewardModel, TextReward, ValueHead
+from specguard_chains.errors import ConfigurationError
+from specguard_chains.options import SpecGuardOptions
+
+
+def is_text_reward(options: SpecGuardOptions) -> bool:
+    """Whether the options name a reward model that reads text, and no value head."""
+    model = options.reward_model
+    if model is None or isinstance(model, ValueHead):
+        return False
+    return not (isinstance(model, str | os.PathLike) and os.fspath(model).endswith(".json"))
+
+
+def reward(options: SpecGuardOptions, writer: str) -> Reward | None:
+    """Return what rates the steps of a writer; None if nothing is named or known for it.
+
+    Raises:
+        SpecGuardError: What is named cannot be found or loaded.
+    """
+    model = options.reward_model
+    if model is None:
+        return value_heads.find(writer)
+    if isinstance(model, ValueHead):
+        return model
+    if isinstance(model, str | os.PathLike):
+        name = os.fspath(model)
+        if not is_text_reward(options):
+            return ValueHead.load(Path(name).expanduser())
+        return TextReward(_process_reward_model(name))
+    if callable(model):
+        return TextReward(model)
+    raise ConfigurationError(
+        "reward_model must be a value head's file (.json), a process reward model's name or "
+        f"folder, or a function of messages and steps, not {type(model).__name__}"
+    )
+
+
+def required_reward(options: SpecGuardOptions, writer: str) -> Reward:
+    """Return what rates the steps of a writer.
+
+    Raises:
+        ConfigurationError: There is nothing.
+    """
+    found = reward(options, writer)
+    if found is None:
+        raise ConfigurationError(
+            f"no value head of {writer} is known, and decoder={options.decoder!r} needs one; "
+            "train one with `specguard train-reward`, or name a reward_model"
+        )
+    return found
+
+
+def value_head(options: SpecGuardOptions, writer: str) -> ValueHead | None:
+    """Return the writer's value head, if it has any weight.
+
+    Raises:
+        ConfigurationError: There is none, or the reward model that is named is no value head.
+    """
+    if not options.value_weight:
+        return None
+    found = required_reward(options, writer)
+    if not isinstance(found, ValueHead):
+        raise ConfigurationError(
+            "value_weight needs a value head, and reward_model names a model that reads text; "
+            "take decoder='rsd' for that one, or set value_weight=0"
+        )
+    return found
+
+
+@cache
+def _process_reward_model(name: str) -> RewardModel:
+    from specguard_chains.adapters import ProcessRewardModel
+
+    model: RewardModel = ProcessRewardModel(name)
+    return model
