@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import TracebackType
@@ -182,10 +183,13 @@ class _Worker:
         try:
             answer = self._line(time.monotonic() + STARTUP_LIMIT_S)
         except (EOFError, TimeoutError) as error:
+            late = isinstance(error, TimeoutError)
+            with suppress(subprocess.TimeoutExpired):  # its end follows the end of its output
+                self._process.wait(0 if late else 5)
+            what = "took too long" if late else "failed"
             raise EvaluationError(
-                f"the process that compares answers did not start within {STARTUP_LIMIT_S} s "
-                f"(exit status {self._process.poll()}); try "
-                f'{sys.executable} -c "import math_verify"'
+                f"starting the process that compares answers {what} (exit status "
+                f'{self._process.returncode}); try {sys.executable} -c "import math_verify"'
             ) from error
         if "error" in answer:
             raise EvaluationError(f"{MISSING} ({answer['error']})")
