@@ -1,0 +1,160 @@
+"""What the results of a run depend on, and whether another run can be added to them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
+from hashlib import blake2b
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from specguard_chains.decoding.engine import Engine
+from specguard_chains.errors import EvaluationError
+from specguard_chains.evaluation.arms import ORACLE, Arm
+from specguard_chains.options import SpecGuardOptions
+
+logger = logging.getLogger(__name__)
+
+SHARED = ("pair", "draft", "target", "max_tokens", "n_threads")
+"""Options that stand for the whole run, unless an arm has its own."""
+UNRECORDED = frozenset({"api_key", "max_queue", "max_retries", "seed"})
+"""Options that results do not depend on, or that are not an arm's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """The settings of a run, as settings.json holds them."""
+
+    version: str
+    pair: str | None
+    draft: str | None
+    target: str | None
+    data: tuple[str, ...]
+    seed: int
+    max_tokens: int | None
+    n_threads: int | None
+    arms: dict[str, dict[str, Any]]
+    """By label, the options that differ from the defaults."""
+    defaults: dict[str, Any]
+    python: str
+    platform: str
+    started: str
+
+    @classmethod
+    def of(
+        cls, options: SpecGuardOptions, arms: Sequence[Arm], data: Sequence[str], seed: int
+    ) -> RunSettings:
+        """Return the settings of a run that begins now."""
+        shared = {name: _plain(getattr(options, name)) for name in SHARED}
+        defaults = {
+            name: _plain(field.default)
+            for name, field in SpecGuardOptions.model_fields.items()
+            if name not in UNRECORDED and name not in SHARED
+        }
+        return cls(
+            version=version("specguard_chains"),
+            data=tuple(data),
+            seed=seed,
+            arms={arm.label: _settings_of(arm, shared | defaults) for arm in arms},
+            defaults=defaults,
+            python=platform.python_version(),
+            platform=platform.platform(),
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            **shared,
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> RunSettings:
+        """Return the settings that a file holds.
+
+        Raises:
+            EvaluationError: It cannot be read.
+        """
+        try:
+            plain = json.loads(path.read_text(encoding="utf-8"))
+            known = {field.name: plain[field.name] for field in fields(cls)}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise EvaluationError(
+                f"{path} does not hold the settings of a run ({error!r}); choose another folder"
+            ) from error
+        return cls(**known | {"data": tuple(known["data"])})
+
+    def to_json(self) -> str:
+        """Return the content of settings.json."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    def joined(self, more: RunSettings, folder: Path) -> RunSettings:
+        """Return the settings of this run with more arms and data.
+
+        Raises:
+            EvaluationError: The results would not be comparable; the message names each difference.
+        """
+        if found := list(self._differences(more)):
+            raise EvaluationError(
+                f"{folder} has results of other settings: {'; '.join(found)}. Choose another "
+                "folder, or the settings that these results have"
+            )
+        for name in ("version", "python", "platform"):
+            if (old := getattr(self, name)) != (new := getattr(more, name)):
+                logger.warning(
+                    "the run in %s was started with %s %s and goes on with %s: mind that when you "
+                    "compare seconds",
+                    *(folder, name, old, new),
+                )
+        return replace(
+            self,
+            data=tuple(dict.fromkeys((*self.data, *more.data))),
+            arms=self.arms | more.arms,
+            defaults=more.defaults | self.defaults,
+        )
+
+    def _differences(self, more: RunSettings) -> Iterator[str]:
+        """Yield what keeps results of both from being compared, in words."""
+        for name in (*SHARED, "seed"):
+            if (old := getattr(self, name)) != (new := getattr(more, name)):
+                yield f"{name} is {new!r}, there {old!r}"
+        for label in self.arms.keys() & more.arms.keys():
+            old_arm, new_arm = (run._every_setting(label) for run in (self, more))
+            # What was no option at the time, or is none any more, made no difference.
+            either = self.arms[label].keys() | more.arms[label].keys()
+            for name in sorted(either | (self.defaults.keys() & more.defaults.keys())):
+                old, new = old_arm.get(name), new_arm.get(name)
+                if old != new:
+                    yield f"{name} of arm {label!r} is {new!r}, there {old!r}"
+
+    def _every_setting(self, label: str) -> dict[str, Any]:
+        """Return the options of an arm by name, defaults included."""
+        return self.defaults | {name: getattr(self, name) for name in SHARED} | self.arms[label]
+
+
+def _settings_of(arm: Arm, usual: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what distinguishes an arm."""
+    options = {name: _plain(getattr(arm.options, name)) for name in usual}
+    settings = {name: value for name, value in options.items() if value != usual[name]}
+    if arm.oracle:
+        settings["decoder"] = ORACLE
+    if arm.controls is not None:
+        settings["controls"] = arm.controls
+    return settings
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting as one of JSON's own types: of what is none of them, what tells it apart."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Engine):
+        return value.name
+    if callable(value):
+        return str(getattr(value, "name", getattr(value, "__qualname__", type(value).__name__)))
+    digest = blake2b(repr(value).encode(), digest_size=6).hexdigest()
+    return f"{type(value).__name__} {digest}"
