@@ -28,9 +28,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from specguard_chains.decoding.arrays import FloatArray, IntArray
-from specguard_chains.errors import ConfigurationError, EngineError
+from specguard_chains.errors import ConfigurationError
 
-GroundingForm = Literal["sparse", "dense", "renormalised"]
+GroundingForm = Literal["sparse", "dense", "renormalised", "sinkless", "direct"]
 Span = tuple[int, int]
 """The positions of the first token and of the one after the last."""
 
@@ -45,6 +45,10 @@ class GroundingSpec:
     """Entries below it are dropped, in each head, before the heads are averaged (paper: 0.01)."""
     renormalise: bool = False
     """Rescale the rows to sum 1 after dropping. The informative form does not."""
+    sink: bool = True
+    """Count the attention that reaches the first token, on which models rest what they need not."""
+    direct: bool = False
+    """Sum what each layer pays to the context itself, a mean over the layers, not rolled out."""
     passages: tuple[tuple[Span, ...], ...] = ()
     """Where each of P passages stands in the prompt. They have no token in common."""
 
@@ -61,12 +65,22 @@ class GroundingSpec:
     def named(
         cls, form: GroundingForm, *, layers: int = 3, threshold: float = 0.01
     ) -> GroundingSpec:
-        """Return one of the named forms: sparse (default), dense, renormalised."""
+        """Return one of the named forms.
+
+        These are sparse (default), dense, renormalised, and of the sparse one sinkless (without the
+        first token's column) and direct (not rolled out).
+        """
         if form not in get_args(GroundingForm):
             raise ConfigurationError(
                 f"unknown grounding form {form!r}; use one of {', '.join(get_args(GroundingForm))}"
             )
-        return cls(layers, 0.0 if form == "dense" else threshold, form == "renormalised")
+        return cls(
+            layers,
+            0.0 if form == "dense" else threshold,
+            form == "renormalised",
+            sink=form != "sinkless",
+            direct=form == "direct",
+        )
 
     @property
     def before_passages(self) -> float:
@@ -80,6 +94,8 @@ class GroundingSpec:
     @property
     def form(self) -> GroundingForm:
         """The name of this form."""
+        if self.direct or not self.sink:
+            return "direct" if self.direct else "sinkless"
         if self.threshold == 0:
             return "dense"
         return "renormalised" if self.renormalise else "sparse"
@@ -125,15 +141,12 @@ class Rollout:
         self.spec = spec
         self._leaning = np.zeros((*self._mass.shape[:2], len(spec.passages)), dtype=np.float32)
 
-    def begin(
-        self, slots: IntArray, *, context: bool, positions: Sequence[int] | IntArray | None = None
-    ) -> None:
-        """Announce tokens that the model is about to compute, as context or as a step.
-
-        Their positions are needed where passages are read.
-        """
+    def begin(self, slots: IntArray, *, context: bool, positions: Sequence[int] | IntArray) -> None:
+        """Announce tokens that the model is about to compute, as context or as a step."""
         self._mass[0, slots, OUTSIDE] = context
         self._mass[0, slots, INSIDE] = 1.0
+        if not self.spec.sink:
+            self._mass[0, slots[np.asarray(positions) == 0]] = 0.0
         if self.spec.passages:
             self._leaning[0, slots] = self._membership(positions)
 
@@ -155,7 +168,8 @@ class Rollout:
             rows: What `average_heads` returns, shape (rows, columns).
             slots: The rows' own slots, shape (rows,).
         """
-        self._mass[layer + 1, slots] = rows @ self._mass[layer, : rows.shape[1]]
+        below = 0 if self.spec.direct else layer
+        self._mass[layer + 1, slots] = rows @ self._mass[below, : rows.shape[1]]
         if self.spec.passages:
             self._leaning[layer + 1, slots] = rows @ self._leaning[0, : rows.shape[1]]
 
@@ -166,6 +180,9 @@ class Rollout:
 
     def grounding(self, slots: IntArray) -> FloatArray:
         """Return G of tokens whose rows were absorbed in all layers; shape (len(slots),)."""
+        if self.spec.direct:
+            mean: FloatArray = self._mass[1:, slots, OUTSIDE].mean(axis=0)
+            return mean
         values: FloatArray = self._mass[-1, slots, OUTSIDE]
         return values
 
@@ -177,10 +194,8 @@ class Rollout:
         """Make a step's tokens part of the context."""
         self._mass[:, slots, OUTSIDE] = self._mass[:, slots, INSIDE]
 
-    def _membership(self, positions: Sequence[int] | IntArray | None) -> FloatArray:
+    def _membership(self, positions: Sequence[int] | IntArray) -> FloatArray:
         """Return 1 where a token is of a passage, else 0; shape (tokens, P)."""
-        if positions is None:
-            raise EngineError("an engine that reads passages must tell its tokens' positions")
         places = np.asarray(positions)
         members = np.zeros((len(places), len(self.spec.passages)), dtype=np.float32)
         for column, spans in zip(members.T, self.spec.passages, strict=True):
@@ -200,10 +215,14 @@ def rollout_reference(attention: FloatArray, context: int, spec: GroundingSpec) 
     Returns:
         Grounding of the tokens after the context, shape (N - context,).
     """
-    rolled = np.eye(attention.shape[-1], dtype=np.float64)
-    for layer in attention:
-        rolled = average_heads(layer, spec).astype(np.float64) @ rolled
-    mass: FloatArray = rolled[context:, :context].sum(axis=1).astype(np.float32)
+    layers = [average_heads(layer, spec).astype(np.float64) for layer in attention]
+    rolled = (
+        np.mean(layers, axis=0)
+        if spec.direct
+        else np.linalg.multi_dot([*layers[::-1], np.eye(attention.shape[-1])])
+    )
+    first = 0 if spec.sink else 1
+    mass: FloatArray = rolled[context:, first:context].sum(axis=1).astype(np.float32)
     return mass
 
 

@@ -23,7 +23,9 @@ logger = logging.getLogger(__name__)
 
 SHARED = ("pair", "draft", "target", "max_tokens", "n_threads")
 """Options that stand for the whole run, unless an arm has its own."""
-UNRECORDED = frozenset({"api_key", "max_queue", "max_retries", "seed"})
+UNRECORDED = frozenset(
+    {"api_key", "max_queue", "max_retries", "schema_instruction", "seed", "tool_instruction"}
+)
 """Options that results do not depend on, or that are not an arm's own."""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -30,7 +30,12 @@ from specguard_adapters.huggingface import sharing as hf_sharing
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.engine import Candidate, Prompt, Reading, Session
-from specguard_chains.decoding.grounding import GroundingSpec, average_heads, rollout_reference
+from specguard_chains.decoding.grounding import (
+    GroundingForm,
+    GroundingSpec,
+    average_heads,
+    rollout_reference,
+)
 from specguard_chains.decoding.sampling import Sampling, distribution
 from specguard_chains.errors import (
     AttentionUnavailableError,
@@ -230,7 +235,7 @@ def test_a_logits_processor_changes_what_is_drawn_and_nothing_else(
 # --- grounding
 
 
-@pytest.mark.parametrize("form", ["sparse", "dense", "renormalised"])
+@pytest.mark.parametrize("form", get_args(GroundingForm))
 @pytest.mark.parametrize("window", [False, True], ids=["full", "window"])
 def test_grounding_equals_the_papers_formula(
     load: Load, folder: Path, windowed_folder: Path, form: Any, window: bool
@@ -319,7 +324,7 @@ def split(group: tuple[int, ...], rng: np.random.Generator) -> list[tuple[int, .
     return [part for part in (group[:at], group[at:]) if part]
 
 
-@pytest.mark.parametrize("form", ["sparse", "dense", "renormalised"])
+@pytest.mark.parametrize("form", get_args(GroundingForm))
 def test_heads_are_averaged_alike_on_the_device(form: Any) -> None:
     spec = GroundingSpec.named(form, threshold=0.1)
     attention = torch.randn(4, 7, 12).softmax(-1)

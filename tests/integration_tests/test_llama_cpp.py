@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import llama_cpp
 import numpy as np
@@ -30,6 +30,7 @@ from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.engine import Candidate, Prompt, Reading, Session
 from specguard_chains.decoding.grounding import (
     FloatArray,
+    GroundingForm,
     GroundingSpec,
     Rollout,
     rollout_reference,
@@ -159,7 +160,7 @@ def test_candidates_side_by_side_equal_candidates_alone_exactly(exact: LlamaCppE
 # --- grounding
 
 
-@pytest.mark.parametrize("form", ["sparse", "dense", "renormalised"])
+@pytest.mark.parametrize("form", get_args(GroundingForm))
 @pytest.mark.parametrize("window", [False, True], ids=["full", "window"])
 def test_grounding_equals_the_papers_formula(
     load: Load, tiny_model: Path, windowed_model: Path, form: Any, window: bool

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation.arms import Arm, parse_arms
+from specguard_chains.evaluation.labels import OracleVerifier
 from specguard_chains.options import SpecGuardOptions
 from tests.unit_tests.toy_evaluation import ToyChecker, options, problems
 
@@ -127,21 +126,14 @@ def test_a_decoder_is_assembled_from_the_arms_options_and_those_it_is_matched_by
     assert (made[0].threshold, made[0].top_k, arm.options.top_k) == (0.4, 7, 0)
 
 
-def test_the_oracle_knows_the_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    known: list[Any] = []
-
-    def verifier(*given: Any) -> Any:
-        known.extend(given)
-        return SimpleNamespace(needs_grounding=False)
-
-    labels = SimpleNamespace(OracleVerifier=verifier)
-    monkeypatch.setitem(sys.modules, "specguard_chains.evaluation.labels", labels)
+def test_the_oracle_knows_the_problem() -> None:
     (arm,) = parse_arms("oracle", options())
     checker, (problem,) = ToyChecker(), problems(1)
     decoder = arm.decoder_for(problem, checker)  # type: ignore[arg-type]
     assert isinstance(decoder, SpecGuardDecoder)
     assert decoder.num_candidates == 1
-    assert known == [problem, checker]
+    assert isinstance(decoder.verifier, OracleVerifier)
+    assert (decoder.verifier.problem, decoder.verifier.checker) == (problem, checker)
     assert not arm.same_for_all
 
 

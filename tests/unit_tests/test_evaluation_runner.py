@@ -390,6 +390,18 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
     assert timeless(run(tmp_path)) == timeless(run(tmp_path / "whole"))
 
 
+def test_the_oracle_keeps_what_the_target_can_still_make_right(tmp_path: Path) -> None:
+    results = run(tmp_path, 6, "target,oracle,random@oracle")
+    steps = [step for result in results if result.arm == "oracle" for step in result.steps]
+    assert {step.score for step in steps} == {0.0, 1.0}
+    assert all(step.accepted == (step.score == 1.0) for step in steps)
+    right = {
+        arm: {result.problem for result in results if result.arm == arm and result.right}
+        for arm in ("target", "oracle")
+    }
+    assert right["target"] <= right["oracle"]
+
+
 # Errors
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from specguard_chains.decoding.grounding import (
     FloatArray,
+    GroundingForm,
     GroundingSpec,
     Rollout,
     average_heads,
@@ -17,7 +19,7 @@ from specguard_chains.decoding.grounding import (
 from specguard_chains.errors import ConfigurationError
 from tests.toy_engine import HEADS, attention_row
 
-FORMS = ["sparse", "dense", "renormalised"]
+FORMS = get_args(GroundingForm)
 SLOTS = 160
 
 Path = tuple[int, ...]
@@ -53,7 +55,8 @@ class Memory:
         for path in paths:
             self.slots[path] = self._free.pop()
         own = np.array([self.slots[path] for path in paths])
-        self.rollout.begin(own, context=context)
+        positions = [len(path) - 1 for path in paths]
+        self.rollout.begin(own, context=context, positions=positions)
         for layer in range(self.rollout.spec.layers):
             rows = np.zeros((HEADS, len(paths), SLOTS), dtype=np.float32)
             for i, path in enumerate(paths):
@@ -192,8 +195,8 @@ def test_dropping_small_entries_only_takes_mass_away() -> None:
 def test_grounding_is_all_of_a_row_that_sees_only_the_context() -> None:
     spec = GroundingSpec.named("dense", layers=2)
     rollout = Rollout(spec, 4)
-    rollout.begin(np.array([0, 1]), context=True)
-    rollout.begin(np.array([2, 3]), context=False)
+    rollout.begin(np.array([0, 1]), context=True, positions=[0, 1])
+    rollout.begin(np.array([2, 3]), context=False, positions=[2, 3])
     rows = np.array([[[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0.3, 0.7, 0, 0], [0, 0, 0.25, 0.75]]])
     for layer in range(2):
         rollout.absorb(layer, rows.astype(np.float32), np.arange(4))
@@ -281,8 +284,8 @@ def test_rows_may_be_averaged_elsewhere(form: str) -> None:
     (attention,) = full_attention(path, layers=1)
     whole, averaged = Rollout(spec, SLOTS), Rollout(spec, SLOTS)
     for rollout in (whole, averaged):
-        rollout.begin(slots[:5], context=True)
-        rollout.begin(slots[5:], context=False)
+        rollout.begin(slots[:5], context=True, positions=range(5))
+        rollout.begin(slots[5:], context=False, positions=range(5, len(slots)))
     whole.absorb(0, attention, slots)
     averaged.absorb_averaged(0, average_heads(attention, spec), slots)
     np.testing.assert_array_equal(averaged.grounding(slots), whole.grounding(slots))

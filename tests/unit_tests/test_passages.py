@@ -27,7 +27,7 @@ from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.decoding.speculative import SpeculativeDecoder
 from specguard_chains.decoding.steps import Review, Source, Step, Verdict
 from specguard_chains.decoding.verification import EnsembleVerifier
-from specguard_chains.errors import AttentionUnavailableError, ConfigurationError, EngineError
+from specguard_chains.errors import AttentionUnavailableError, ConfigurationError
 from tests.toy_engine import ToyEngine, random_policy, scripted_policy
 from tests.unit_tests.test_grounding import FORMS, SLOTS, full_attention
 
@@ -147,12 +147,6 @@ def test_tokens_that_move_keep_their_values() -> None:
     np.testing.assert_allclose(
         rollout.passages(slots[6:] + 3), passages_reference(attention[None], 6, spec), atol=1e-6
     )
-
-
-def test_an_engine_that_does_not_tell_positions_is_named_as_the_fault() -> None:
-    rollout = Rollout(replace(SPEC, passages=(((0, 1),),)), 4)
-    with pytest.raises(EngineError, match="positions"):
-        rollout.begin(np.arange(2), context=True)
 
 
 # --- finding them

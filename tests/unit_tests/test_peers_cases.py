@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tracemalloc
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from specguard_chains import ChatSpecGuard
-from specguard_chains.decoding.grounding import GroundingSpec, Rollout
+from specguard_chains.decoding.grounding import GroundingForm, GroundingSpec, Rollout
 from specguard_chains.messages import STEPS_KEY
 from tests.toy_engine import ToyEngine, scripted_policy
 
@@ -148,7 +148,7 @@ def test_peers_case_11_the_metrics_show_a_draft_that_is_never_or_always_taken(
 # --- 12: memory for attention
 
 
-@pytest.mark.parametrize("form", ["sparse", "dense", "renormalised"])
+@pytest.mark.parametrize("form", get_args(GroundingForm))
 def test_peers_case_12_memory_for_attention_grows_with_the_context_not_with_its_square(
     form: Any,
 ) -> None:
@@ -158,7 +158,7 @@ def test_peers_case_12_memory_for_attention_grows_with_the_context_not_with_its_
         rollout = Rollout(GroundingSpec.named(form), length)
         for start in range(0, length, 512):
             slots = np.arange(start, min(start + 64, length))  # a part stands for all
-            rollout.begin(slots, context=True)
+            rollout.begin(slots, context=True, positions=slots)
             for layer in range(3):
                 rows = rng.random((2, len(slots), length), dtype=np.float32)
                 rollout.absorb(layer, rows, slots)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from typing import get_args
 from zlib import crc32
 
 import numpy as np
@@ -15,7 +16,7 @@ from specguard_chains.decoding import local
 from specguard_chains.decoding.boundaries import Boundary, StepShape, StepText, unfinished_character
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Candidate, Prompt, Reading, Session
-from specguard_chains.decoding.grounding import GroundingSpec
+from specguard_chains.decoding.grounding import GroundingForm, GroundingSpec
 from specguard_chains.decoding.sampling import Sampling, draw
 from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.decoding.verification import EnsembleVerifier
@@ -594,7 +595,7 @@ def test_a_cleared_engine_starts_cold() -> None:
 # --- grounding
 
 
-@pytest.mark.parametrize("form", ["sparse", "dense", "renormalised"])
+@pytest.mark.parametrize("form", get_args(GroundingForm))
 def test_grounding_depends_on_the_text_alone(form: str) -> None:
     """Not on the number of branches, their order, or how the context came about."""
     spec = GroundingSpec.named(form)

@@ -1,0 +1,207 @@
+"""Drafted steps with their labels, recorded once and read by every signal afterwards.
+
+A problem is solved as by SpecGuard with a perfect verifier: the draft writes each step greedily,
+the target goes on from it, and what still leads to the right answer is kept, all else rewritten. So
+steps stand where verification meets them, behind steps that are good. Signals are cheap to read
+again from the tokens; the labels are not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from specguard_chains.decoding.answer import Answer, Proposal
+from specguard_chains.decoding.boundaries import Boundary, Ending, StepShape
+from specguard_chains.decoding.decoder import Request
+from specguard_chains.decoding.engine import Candidate, Engine, Reading, Session
+from specguard_chains.decoding.sampling import Sampling
+from specguard_chains.decoding.steps import UNVERIFIED, Source
+from specguard_chains.errors import EvaluationError
+from specguard_chains.evaluation.checking import AnswerChecker
+from specguard_chains.evaluation.labels import NO_DELIMITER, go_on
+from specguard_chains.evaluation.problems import Problem, prompt_for
+
+GREEDY = Sampling(temperature=0)
+
+
+class Written(BaseModel):
+    """A step as its model wrote it, without what was read of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tokens: tuple[int, ...]
+    text: str
+    ending: Ending
+    vocabulary: str
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> Written:
+        """Return what is kept of a candidate."""
+        return cls(
+            tokens=candidate.tokens,
+            text=candidate.text,
+            ending=candidate.ending,
+            vocabulary=candidate.vocabulary,
+        )
+
+    def candidate(self) -> Candidate:
+        """Return the candidate, for a session to read or accept."""
+        unread = Reading(np.zeros(0, dtype=np.float32))
+        return Candidate(self.tokens, self.text, unread, self.ending, self.vocabulary)
+
+
+class RecordedStep(BaseModel):
+    """A drafted step, whether it is good, and what came in its place."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    drafted: Written
+    good: bool
+    """Whether the target still reached the right answer from it."""
+    kept: Written
+    """What the answer went on with: the drafted step if it is good, else the target's."""
+    others: tuple[str, ...]
+    """What the draft sampled in the same place."""
+
+
+class Recording(BaseModel):
+    """The drafted steps of one problem."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    problem: str
+    data: str
+    steps: tuple[RecordedStep, ...]
+    solvable: bool
+    """Whether the target alone reaches the right answer."""
+    right: bool
+    """Whether the answer of all the kept steps is right."""
+    draft_right: bool
+    """Whether the draft's own greedy answer is right."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Records problems with a pair of engines, which it holds meanwhile."""
+
+    draft: Engine
+    target: Engine
+    checker: AnswerChecker
+    num_others: int = 4
+    max_tokens: int = 600
+    shape: StepShape = field(default_factory=StepShape)
+    others: Sampling = field(default_factory=lambda: Sampling(temperature=0.7, top_p=0.8))
+    seed: int = 0
+    hopeless_too: bool = False
+    """Record problems that the target does not solve: there nearly every step is bad, whatever it
+    says."""
+
+    def record(self, problem: Problem) -> Recording:
+        """Return a problem's drafted steps.
+
+        Raises:
+            SpecGuardError: A model fails, or the problem does not fit into its context.
+        """
+        start = perf_counter()
+        request = Request(prompt_for(problem), GREEDY, max_tokens=self.max_tokens, seed=self.seed)
+        with ExitStack() as stack:
+            for engine in sorted({self.draft, self.target}, key=id):
+                stack.enter_context(engine.exclusive())
+            draft = stack.enter_context(closing(request.open(self.draft)))
+            target = stack.enter_context(closing(request.open(self.target)))
+            own = self._to_the_end(draft)
+            ahead = self._to_the_end(target)
+            solvable = self.checker.check(ahead, problem).right
+            answer = Answer(request, self.shape, draft, target)
+            wanted = solvable or self.hopeless_too
+            steps = (
+                list(self._steps(problem, draft, target, answer, ahead, solvable)) if wanted else []
+            )
+            return Recording(
+                problem=problem.id,
+                data=problem.data,
+                steps=tuple(steps),
+                solvable=solvable,
+                right=self.checker.check(answer.text, problem).right,
+                draft_right=self.checker.check(own, problem).right,
+                seconds=perf_counter() - start,
+            )
+
+    def _steps(
+        self,
+        problem: Problem,
+        draft: Session,
+        target: Session,
+        answer: Answer,
+        ahead: str,
+        well: bool,
+    ) -> Iterator[RecordedStep]:
+        """Write the answer; `ahead` is how the target would end it, `well` whether rightly."""
+        while not answer.finished:
+            (drafted,) = answer.sample(draft, Source.DRAFT, 1)
+            others = draft.sample(
+                self.num_others, answer.boundary(), self.others, seed=(self.seed, answer.number)
+            )
+            good = well
+            if not ahead.startswith(drafted.text):  # else the target would go on just like that
+                rest = go_on(target, drafted, self.max_tokens)
+                good = self.checker.check(answer.text + drafted.text + rest, problem).right
+            kept, source = drafted, Source.DRAFT
+            if not good:
+                (kept,), source = answer.sample(target, Source.TARGET, 1), Source.TARGET
+            if ahead.startswith(kept.text):
+                ahead = ahead[len(kept.text) :]
+            else:
+                ahead, well = rest, good
+            answer.extend(kept, source, Proposal([drafted], 0, UNVERIFIED))
+            yield RecordedStep(
+                drafted=Written.of(drafted),
+                good=good,
+                kept=Written.of(kept),
+                others=tuple(other.text for other in others),
+            )
+
+    def _to_the_end(self, session: Session) -> str:
+        """Return the greedy answer of a model alone; its sequence stays."""
+        boundary = Boundary(NO_DELIMITER, max_tokens=min(self.max_tokens, session.room))
+        (whole,) = session.sample(1, boundary, GREEDY, seed=(0,))
+        return whole.text
+
+
+def read_recordings(path: Path) -> list[Recording]:
+    """Return what was recorded; none if there is no such file. A torn last line is left out.
+
+    Raises:
+        EvaluationError: A line is no recording.
+    """
+    recordings = []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith("\n"):
+            break
+        try:
+            recordings.append(Recording.model_validate_json(line))
+        except ValidationError as error:
+            raise EvaluationError(
+                f"line {number} of {path} is no recording: {error}; move the file away"
+            ) from error
+    return recordings
+
+
+def append_recording(path: Path, recording: Recording) -> None:
+    """Add a recording to a file, behind its last whole line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        file.seek(0)
+        whole = file.read().rpartition(b"\n")[0]
+        file.truncate(len(whole) + 1 if whole else 0)
+        file.write(json.dumps(recording.model_dump(mode="json")).encode() + b"\n")
