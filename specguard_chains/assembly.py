@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from specguard_chains import calibrations, engines
 from specguard_chains.decoding.baselines import SoloDecoder
@@ -50,20 +51,20 @@ def assemble(options: SpecGuardOptions, *, progress: Progress = no_progress) -> 
     Raises:
         SpecGuardError: A model cannot be found, fetched or loaded, or a calibration not be read.
     """
-    engines = [_engine(options, source, progress) for source in options.roles]
+    needed = [load_engine(options, source, progress=progress) for source in options.roles]
     if options.decoder.endswith("-majority"):
-        return VotingDecoder(_writer(options, *engines), options.num_samples, majority)
+        return VotingDecoder(_writer(options, *needed), options.num_samples, majority)
     if options.decoder.endswith("-best-of-n"):
-        return _best_of_n(options, *engines)
-    return _writer(options, *engines)
+        return _best_of_n(options, *needed)
+    return _writer(options, *needed)
 
 
-def _writer(options: SpecGuardOptions, *engines: Engine) -> Decoder:
+def _writer(options: SpecGuardOptions, *needed: Engine) -> Decoder:
     """Return the decoder that writes one answer."""
     shape = StepShape(options.step_delimiter, options.max_step_tokens)
-    if len(engines) == 1:
-        return SoloDecoder(engines[0], options.roles[0], shape)
-    draft, target = engines
+    if len(needed) == 1:
+        return SoloDecoder(needed[0], options.roles[0], shape)
+    draft, target = needed
     if options.method == "speculative":
         return SpeculativeDecoder(draft, target, options.speculation(), shape)
     if options.method in ("specguard", "specguard-greedy"):
@@ -150,8 +151,24 @@ def _candidates(options: SpecGuardOptions) -> int:
     return 1 if options.sampling().greedy else options.num_candidates
 
 
-def _engine(options: SpecGuardOptions, source: Source, progress: Progress) -> Engine:
-    """Return the engine of a role, loaded unless the process has it already."""
+def load_engine(
+    options: SpecGuardOptions,
+    source: Source,
+    *,
+    progress: Progress = no_progress,
+    **settings: Any,
+) -> Engine:
+    """Return the engine of a role, loaded unless the process has it already.
+
+    Args:
+        options: Which model, and how it is loaded.
+        source: The role.
+        progress: Told how much of a file is fetched.
+        settings: Fields of `EngineSettings` that are to be others than the decoder needs.
+
+    Raises:
+        SpecGuardError: The model cannot be found, fetched or loaded.
+    """
     model = _model(options, source)
     if isinstance(model, Engine):
         return model
@@ -160,7 +177,7 @@ def _engine(options: SpecGuardOptions, source: Source, progress: Progress) -> En
     # computed. One model in both roles is one engine.
     both = _one_model(options)
     reader = _reader(options)
-    settings = EngineSettings(
+    needed = EngineSettings(
         n_ctx=options.n_ctx,
         n_threads=options.n_threads,
         n_gpu_layers=options.n_gpu_layers,
@@ -172,7 +189,7 @@ def _engine(options: SpecGuardOptions, source: Source, progress: Progress) -> En
         api_key=options.api_key,
         max_retries=options.max_retries,
     )
-    return engines.load(model, settings, progress)
+    return engines.load(model, replace(needed, **settings), progress)
 
 
 def _shows_states(options: SpecGuardOptions, source: Source) -> bool:

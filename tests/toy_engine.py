@@ -209,6 +209,7 @@ class ToyEngine(LocalEngine):
         self.policy = policy
         self.name = name
         self.context_length = context_length
+        self.n_layer = LAYERS
         self.capabilities = Capabilities(
             in_process=True,
             logits=True,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from specguard_chains.cli import ask, calibrate, chat, model_files
+from specguard_chains.cli import ask, calibrate, chat, model_files, signals, train_reward
 from specguard_chains.cli.streams import OUT
 
 app = typer.Typer(
@@ -18,7 +18,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (ask.ask, chat.chat, model_files.pull, model_files.models, calibrate.calibrate):
+for command in (
+    *(ask.ask, chat.chat, model_files.pull, model_files.models, calibrate.calibrate),
+    *(signals.signals, train_reward.train_reward),
+):
     app.command()(command)
 
 

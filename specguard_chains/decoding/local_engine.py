@@ -35,6 +35,8 @@ class LocalEngine(Tokenizer, ABC):
     name: str
     capabilities: Capabilities
     context_length: int
+    n_layer: int
+    """Layers of the model."""
     process_logits: Process | None = None
     """Changes the logits that are drawn from; `capabilities.logits` must be False then."""
 

@@ -8,15 +8,13 @@ again from the tokens; the labels are not.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from specguard_chains.decoding.answer import Answer, Proposal
 from specguard_chains.decoding.boundaries import Boundary, Ending, StepShape
@@ -24,7 +22,6 @@ from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Candidate, Engine, Reading, Session
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.steps import UNVERIFIED, Source
-from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation.checking import AnswerChecker
 from specguard_chains.evaluation.labels import NO_DELIMITER, go_on
 from specguard_chains.evaluation.problems import Problem, prompt_for
@@ -84,8 +81,9 @@ class Recording(BaseModel):
     """Whether the target alone reaches the right answer."""
     right: bool
     """Whether the answer of all the kept steps is right."""
-    draft_right: bool
-    """Whether the draft's own greedy answer is right."""
+    own: Written
+    """The draft's own greedy answer."""
+    own_right: bool
     seconds: float
 
 
@@ -119,7 +117,7 @@ class Recorder:
             draft = stack.enter_context(closing(request.open(self.draft)))
             target = stack.enter_context(closing(request.open(self.target)))
             own = self._to_the_end(draft)
-            ahead = self._to_the_end(target)
+            ahead = self._to_the_end(target).text
             solvable = self.checker.check(ahead, problem).right
             answer = Answer(request, self.shape, draft, target)
             wanted = solvable or self.hopeless_too
@@ -132,7 +130,8 @@ class Recorder:
                 steps=tuple(steps),
                 solvable=solvable,
                 right=self.checker.check(answer.text, problem).right,
-                draft_right=self.checker.check(own, problem).right,
+                own=Written.of(own),
+                own_right=self.checker.check(own.text, problem).right,
                 seconds=perf_counter() - start,
             )
 
@@ -170,38 +169,8 @@ class Recorder:
                 others=tuple(other.text for other in others),
             )
 
-    def _to_the_end(self, session: Session) -> str:
+    def _to_the_end(self, session: Session) -> Candidate:
         """Return the greedy answer of a model alone; its sequence stays."""
         boundary = Boundary(NO_DELIMITER, max_tokens=min(self.max_tokens, session.room))
         (whole,) = session.sample(1, boundary, GREEDY, seed=(0,))
-        return whole.text
-
-
-def read_recordings(path: Path) -> list[Recording]:
-    """Return what was recorded; none if there is no such file. A torn last line is left out.
-
-    Raises:
-        EvaluationError: A line is no recording.
-    """
-    recordings = []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith("\n"):
-            break
-        try:
-            recordings.append(Recording.model_validate_json(line))
-        except ValidationError as error:
-            raise EvaluationError(
-                f"line {number} of {path} is no recording: {error}; move the file away"
-            ) from error
-    return recordings
-
-
-def append_recording(path: Path, recording: Recording) -> None:
-    """Add a recording to a file, behind its last whole line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
-        file.seek(0)
-        whole = file.read().rpartition(b"\n")[0]
-        file.truncate(len(whole) + 1 if whole else 0)
-        file.write(json.dumps(recording.model_dump(mode="json")).encode() + b"\n")
+        return whole

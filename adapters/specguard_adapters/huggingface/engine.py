@@ -112,6 +112,7 @@ class HuggingFaceEngine(LocalEngine):
             constraints=True,
         )
         self._model = Model(loaded.model, loaded.name, n_threads)
+        self.n_layer = self._model.n_layer
         self._shared: PreTrainedTokenizerBase | None = loaded.tokenizer  # kept for other engines
         self._tokenizer = copy_of(loaded.tokenizer, self._model.n_vocab, loaded.name)
         self._ends = self._tokenizer.ends(_end_tokens(loaded.model))

@@ -130,6 +130,7 @@ class LlamaCppEngine(LocalEngine):
             constraints=True,
         )
         self.context_length = n_ctx
+        self.n_layer = model.n_layer
         self._attention_layers = attention_layers
         self._settings = ContextSettings(
             cells=n_ctx + (max_candidates - 1) * candidate_tokens,

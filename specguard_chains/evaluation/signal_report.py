@@ -1,0 +1,138 @@
+"""The table of signals as files: signals.json for programs, signals.md for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from specguard_chains.evaluation.recordings import Recording
+from specguard_chains.evaluation.signal_table import LabelledStep, Row, table
+from specguard_chains.evaluation.signals import ReadSignals
+from specguard_chains.evaluation.statistics import Estimate
+
+COMBINATIONS: tuple[tuple[str, ...], ...] = (
+    ("draft.confidence_min", "draft.grounding_sparse_min"),
+    ("draft.confidence_min", "draft.grounding_sparse_min", "draft.value"),
+    ("draft.confidence_min", "draft.entropy_mean", "length"),
+    ("draft.confidence_min", "draft.value"),
+    ("draft.confidence_min", "agreement_last"),
+    ("draft.confidence_min", "agreement_last", "draft.value"),
+    ("draft.confidence_min", "target.confidence_mean"),
+    ("draft.confidence_min", "target.confidence_min"),
+    ("target.confidence_min", "target.grounding_sparse_min"),
+)
+"""Fitted together, where all of them were read."""
+HEADER = "| signal | even half | odd half | 95 % interval | over length |\n|---|---|---|---|---|"
+
+
+def combinations(steps: Sequence[LabelledStep]) -> list[tuple[str, ...]]:
+    """Return which signals are fitted together: the named ones, each model's, and all."""
+    known = set(steps[0].signals) if steps else set()
+    chosen = [names for names in COMBINATIONS if known >= set(names)]
+    for model in ("draft", "target"):
+        own = tuple(sorted(name for name in known if name.startswith(f"{model}.")))
+        chosen += [own] if len(own) > 1 else []
+    return [*chosen, tuple(sorted(known))]
+
+
+def whole_answers(
+    recordings: Sequence[Recording], signals: Sequence[ReadSignals]
+) -> list[LabelledStep]:
+    """Return the draft's own answers as if each was one step: its lowest signals, its outcome."""
+    by_problem = {recording.problem: recording for recording in recordings}
+    answers = []
+    for read in signals:
+        recording = by_problem[read.problem]
+        steps = [step for step in read.own_steps if step]
+        if not steps:
+            continue
+        lowest = {name: min(step[name] for step in steps) for name in steps[0]}
+        lowest["length"] = -float(len(recording.own.tokens))
+        answers.append(LabelledStep(recording.problem, recording.data, recording.own_right, lowest))
+    return answers
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """Return a row's figures in words."""
+    n = row.name.count(" + ") + 1
+    whose = "" if "length" in row.name else f" of the {row.name.partition('.')[0]}"
+    name = row.name if n < 5 else f"all {n} signals{whose}"
+    over = row.over_length
+    return (
+        name + (" (fitted)" if row.fitted else ""),
+        "–" if row.even is None else f"{row.even:.3f}",
+        "–" if row.odd is None else f"{row.odd.value:.3f}",
+        _interval(row.odd),
+        "–" if over is None else f"{over.value:+.3f} {_interval(over)}",
+    )
+
+
+def write(
+    folder: Path,
+    rows: Sequence[Row],
+    steps: Sequence[LabelledStep],
+    recordings: Sequence[Recording],
+    signals: Sequence[ReadSignals],
+) -> None:
+    """Write signals.json and signals.md."""
+    answers = whole_answers(recordings, signals)
+    of_answers = table(answers) if answers else []
+    facts = _facts(steps, recordings)
+    plain = {
+        "facts": facts,
+        "steps": [asdict(row) for row in rows],
+        "answers": [asdict(row) for row in of_answers],
+    }
+    (folder / "signals.json").write_text(
+        json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+    )
+    (folder / "signals.md").write_text(
+        _page(facts, rows, of_answers, len(answers)), encoding="utf-8"
+    )
+
+
+def _facts(steps: Sequence[LabelledStep], recordings: Sequence[Recording]) -> dict[str, Any]:
+    return {
+        "data": sorted({recording.data for recording in recordings}),
+        "problems": len(recordings),
+        "solved_by_target": sum(recording.solvable for recording in recordings),
+        "solved_by_draft": sum(recording.own_right for recording in recordings),
+        "solved_by_oracle": sum(recording.right for recording in recordings if recording.solvable),
+        "steps": len(steps),
+        "good_steps": sum(step.good for step in steps),
+    }
+
+
+def _page(
+    facts: dict[str, Any], rows: Sequence[Row], of_answers: Sequence[Row], answers: int
+) -> str:
+    parts = [
+        "# What the signals are worth",
+        f"{facts['problems']} problems ({', '.join(facts['data'])}): the target alone solves "
+        f"{facts['solved_by_target']}, the draft alone {facts['solved_by_draft']}. On those that "
+        f"the target solves the draft wrote {facts['steps']} steps, each behind good ones; "
+        f"{facts['good_steps']} of them are good: the target, going on greedily, still reaches the "
+        "right answer.",
+        "AUROC of each signal, the higher value meaning good; 0.5 knows nothing. Intervals (95 %) "
+        "draw whole problems. Combinations are fitted on the even half. *Over length* is what a "
+        "signal together with the step's length adds to the length alone, on the odd half.",
+        "\n".join([HEADER, *(f"| {' | '.join(cells(row))} |" for row in rows)]),
+    ]
+    if of_answers:
+        parts += [
+            "## Whole answers",
+            f"The cheaper label: is the draft's own greedy answer right ({answers} answers)? A "
+            "signal of an answer is the lowest of its steps'.",
+            "\n".join([HEADER, *(f"| {' | '.join(cells(row))} |" for row in of_answers)]),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _interval(estimate: Estimate | None) -> str:
+    if estimate is None or estimate.interval is None:
+        return "–"
+    low, high = estimate.interval
+    return f"({low:.3f} to {high:.3f})"
