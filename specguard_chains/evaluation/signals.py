@@ -37,7 +37,7 @@ from specguard_chains.evaluation.signal_table import LabelledStep
 from specguard_chains.evaluation.solutions import steps_of, text_candidate
 
 Signals = dict[str, float]
-RAW = Sampling(temperature=1.0)
+RAW = Sampling(temperature=1.0, top_p=1.0)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
