@@ -81,6 +81,11 @@ class RunSettings:
         try:
             plain = json.loads(path.read_text(encoding="utf-8"))
             known = {field.name: plain[field.name] for field in fields(cls)}
+        except FileNotFoundError as error:
+            raise EvaluationError(
+                f"{path.parent} has no results, as it has no {path.name}; run `specguard bench` "
+                "first, or name another folder"
+            ) from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise EvaluationError(
                 f"{path} does not hold the settings of a run ({error!r}); choose another folder"
