@@ -103,7 +103,7 @@ class Run:
 
 
 def summarise(folder: Path) -> Figures:
-    """Write and return the figures of a run.
+    """Write both files of a run and return the figures of the first.
 
     Counts are totals; tokens drafted, kept and regenerated too. Seconds, tokens of the answer and
     steps are means a problem. What does not exist is None, such as a ratio without a target.
@@ -111,9 +111,11 @@ def summarise(folder: Path) -> Figures:
     Raises:
         EvaluationError: There are no results, or they are damaged.
     """
-    figures = summary_of(Run.read(folder))
+    run = Run.read(folder)
+    figures = summary_of(run)
     text = json.dumps(figures, indent=1, allow_nan=False) + "\n"
     replace_file(folder / SUMMARY, text)
+    replace_file(folder / PROBLEMS, _table(run.results))
     plain: Figures = json.loads(text)  # as who reads the file will have it
     return plain
 

@@ -1,0 +1,110 @@
+"""What a reader of a report must know before believing its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from specguard_chains.evaluation.figures import Figures
+from specguard_chains.evaluation.statistics import wilson_interval
+from specguard_chains.evaluation.summary import Run
+from specguard_chains.evaluation.tables import Rows
+from specguard_chains.evaluation.wording import between, listed, percent, points
+
+MISMATCH = 0.05
+"""Difference of acceptance rates from which a control is not matched."""
+
+
+def caveats(run: Run, figures: Figures) -> list[str]:
+    """Return what limits the figures of a run, each a sentence or more."""
+    rows: Rows = figures["decoders"]
+    return list(
+        chain(
+            _size(figures),
+            _unfinished(run, figures),
+            _comparisons(rows, figures["target"]),
+            _controls(rows),
+            _failures(rows, run.settings.max_tokens),
+            _always(),
+        )
+    )
+
+
+def _size(figures: Figures) -> Iterator[str]:
+    for name, part in figures["data"].items():
+        n = max(row["n"] for row in part["decoders"].values())
+        low, high = wilson_interval(n // 2, n) or (0.0, 1.0)
+        yield (
+            f"{name} has {n} {'problem' if n == 1 else 'problems'} here: an accuracy near one half "
+            f"has a 95 % interval about {100 * (high - low):.0f} points wide, and differences much "
+            "smaller than that cannot be told from chance."
+        )
+
+
+def _unfinished(run: Run, figures: Figures) -> Iterator[str]:
+    for name, part in figures["data"].items():
+        rows: Rows = part["decoders"]
+        most = max(row["n"] for row in rows.values())
+        behind = [f"{arm} ({row['n']})" for arm, row in rows.items() if row["n"] < most]
+        if behind:
+            yield (
+                f"On {name}, not every arm has attempted all {most} problems: {listed(behind)}. "
+                "Accuracies and times over different problems cannot be compared; the comparisons "
+                "with the target are over problems that both have."
+            )
+        if absent := [arm for arm in run.arms if arm not in rows]:
+            yield f"On {name} there are no results of {listed(absent)}."
+    if missing := [name for name in run.settings.data if name not in run.data]:
+        yield f"There are no results yet on {listed(missing)}."
+    if absent := [arm for arm in run.settings.arms if arm not in run.arms]:
+        yield f"There are no results yet of {listed(absent)}."
+
+
+def _comparisons(rows: Rows, target: str | None) -> Iterator[str]:
+    if target is None:
+        yield "No target took part, so that nothing is compared with it."
+    if (tests := sum(row["mcnemar_p"] is not None for row in rows.values())) > 1:
+        yield (
+            f"There are {tests} comparisons with the target on each data set; p-values and "
+            "intervals are not corrected for that, so that some will look clear by chance."
+        )
+
+
+def _controls(rows: Rows) -> Iterator[str]:
+    for arm, row in rows.items():
+        if (control := row["control"]) is None:
+            continue
+        own, other = control["acceptance_by_step"], control["acceptance_of_controlled"]
+        if own is not None and other is not None and abs(own - other) > MISMATCH:
+            yield (
+                f"{arm} accepts {percent(own)} of the steps and {control['of']} {percent(other)}: "
+                "the control is not matched well."
+            )
+        interval = control["gain_interval"]
+        if interval is None or interval[0] <= 0:
+            gain = f"{points(control['gain'])} points {between(interval, points).strip()}".strip()
+            yield f"{control['of']} is not shown to be more often right than {arm}: {gain}."
+
+
+def _failures(rows: Rows, max_tokens: int | None) -> Iterator[str]:
+    limit = f"the limit of {max_tokens} tokens" if max_tokens else "the limit of tokens"
+    counted = {
+        "errors": "Problems ended in an error, count as wrong, and are in no figure of time:",
+        "cut_by_length": f"Answers were cut at {limit}, mostly before the result:",
+        "checker_timeouts": "Answers could not be compared in time and count as wrong:",
+    }
+    for name, words in counted.items():
+        found = [f"{arm} {row[name]} of {row['n']}" for arm, row in rows.items() if row[name]]
+        if found:
+            yield f"{words} {listed(found)}."
+
+
+def _always() -> Iterator[str]:
+    yield (
+        "Times are those of one machine at one time. The arms took turns on each problem, so that "
+        "other work on the machine has hit all of them, if not all alike."
+    )
+    yield (
+        "Memory is that of the process, which holds the models of all arms; what one arm needs by "
+        "itself is less."
+    )

@@ -1,0 +1,108 @@
+"""The command that a run can be had by, put together from its settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from shlex import join
+from typing import Any
+
+from specguard_chains.errors import SpecGuardError
+from specguard_chains.evaluation.arms import GREEDY, parse_arms
+from specguard_chains.evaluation.settings import SHARED, RunSettings
+from specguard_chains.options import SpecGuardOptions
+
+OF_ARMS = ("decoder", "controls")
+TEMPERATURE = "temperature"
+
+
+def command_of(settings: RunSettings, counts: Mapping[str, int]) -> str | None:
+    """Return the commands of a run, one for each number of problems; None if it cannot be told.
+
+    That is so if commands with different settings have added to it, or if a setting was an object
+    of Python. The commands are read again to be sure that they mean these settings.
+
+    Args:
+        settings: Of the run.
+        counts: How many problems of each data set have been attempted.
+    """
+    for shared in _candidates(settings):
+        arms = ",".join(_wording(label, settings.arms[label], shared) for label in settings.arms)
+        if _means(settings, shared, arms):
+            rest = join(["--decoders", arms]), join(_flags(settings, shared))
+            return "\n".join(
+                " \\\n  ".join([join(_begin(limit, counts)), *rest])
+                for limit in dict.fromkeys(counts.values())
+            )
+    return None
+
+
+def _candidates(settings: RunSettings) -> Iterator[dict[str, Any]]:
+    """Yield what may have been set for all arms: what all have, the temperature perhaps."""
+    first, *others = settings.arms.values()
+    common = {
+        name: value
+        for name, value in first.items()
+        if name not in OF_ARMS and all(arm.get(name) == value for arm in others)
+    }
+    usual = SpecGuardOptions.model_fields
+    models = {name: value for name in SHARED if (value := getattr(settings, name)) is not None}
+    models = {k: v for k, v in models.items() if v != usual[k].default}
+    yield models | {name: value for name, value in common.items() if name != TEMPERATURE}
+    yield models | common
+
+
+def _wording(label: str, arm: Mapping[str, Any], shared: Mapping[str, Any]) -> str:
+    """Return an arm as `--decoders` has it."""
+    decoder, controlled = arm.get("decoder", "specguard"), arm.get("controls")
+    name = decoder if controlled is None else f"{decoder}@{controlled}"
+    if re.split(r":(?=\w+=)", label)[0] == name or label == name:
+        return label
+    implied = {TEMPERATURE} if controlled or (decoder in GREEDY and not arm[TEMPERATURE]) else set()
+    own = {k: v for k, v in arm.items() if k not in implied and shared.get(k) != v}
+    settings = [
+        f":{option}={_text(value)}"
+        for option, values in own.items()
+        if option not in OF_ARMS
+        for value in _each(values)
+    ]
+    return f"{label}={name}{''.join(settings)}"
+
+
+def _means(settings: RunSettings, shared: Mapping[str, Any], arms: str) -> bool:
+    """Whether arms and shared settings are read as those of the run."""
+    try:
+        options = SpecGuardOptions(**shared, seed=settings.seed)
+        read = RunSettings.of(options, parse_arms(arms, options), settings.data, settings.seed)
+    except (SpecGuardError, ValueError):
+        return False
+    return read.arms == settings.arms and all(
+        getattr(read, name) == getattr(settings, name) for name in SHARED
+    )
+
+
+def _begin(limit: int, counts: Mapping[str, int]) -> Iterator[str]:
+    yield from ("specguard", "bench")
+    for name, count in counts.items():
+        if count == limit:
+            yield from ("--data", name)
+    yield from ("--limit", str(limit), "--out", "folder")
+
+
+def _flags(settings: RunSettings, shared: Mapping[str, Any]) -> Iterator[str]:
+    for name, values in shared.items():
+        flag = name.replace("_", "-")
+        if isinstance(values, bool):
+            yield f"--{flag}" if values else f"--no-{flag}"
+            continue
+        for value in _each(values):
+            yield from (f"--{flag}", _text(value))
+    yield from ("--seed", str(settings.seed))
+
+
+def _each(values: Any) -> list[Any]:
+    return values if isinstance(values, list) else [values]
+
+
+def _text(value: Any) -> str:
+    return str(value).replace("\n", r"\n").replace("\t", r"\t")

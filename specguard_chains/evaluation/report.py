@@ -1,0 +1,147 @@
+"""The report of a run, to read: report.md, and report.html with plots, which needs no other file.
+
+Neither holds any text of the problems or answers. Equal results give equal files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from specguard_chains.evaluation.caveats import caveats
+from specguard_chains.evaluation.command import command_of
+from specguard_chains.evaluation.figures import Figures
+from specguard_chains.evaluation.plots import plots
+from specguard_chains.evaluation.summary import Run, replace_file, summary_of
+from specguard_chains.evaluation.svg import Plot
+from specguard_chains.evaluation.tables import Table, cost_tables, meanings, results_tables
+from specguard_chains.evaluation.wording import without_folders
+
+MARKDOWN, HTML = "report.md", "report.html"
+MARKUP = re.compile(r"[\\`*\[\]|#~$&]|<(?! )|(?<!\w)_|_(?!\w)")
+"""What Markdown may not show as it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The tables of a data set, or of all."""
+
+    title: str
+    results: list[Table]
+    costs: list[Table]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What both files show."""
+
+    facts: list[tuple[str, str]]
+    """What ran, by name."""
+    command: str | None
+    arms: Table
+    sections: list[Section]
+    plots: list[Plot]
+    meanings: dict[str, list[tuple[str, str]]]
+    caveats: list[str]
+
+
+def write(folder: Path) -> None:
+    """Write the reports of a run, which may be going on.
+
+    Raises:
+        EvaluationError: There are no results, they are damaged, or matplotlib is missing.
+    """
+    run = Run.read(folder)
+    report = report_of(run, summary_of(run))
+    for name in (MARKDOWN, HTML):
+        text = _templates(html=name == HTML).get_template(f"{name}.j2").render(report=report)
+        replace_file(folder / name, text)
+
+
+def report_of(run: Run, figures: Figures) -> Report:
+    """Return what there is to say about a run.
+
+    Args:
+        run: Its results.
+        figures: Its summary.
+    """
+    counts = {
+        name: max(row["n"] for row in part["decoders"].values())
+        for name, part in figures["data"].items()
+    }
+    command = command_of(run.settings, counts)
+    parts = {name: part["decoders"] for name, part in figures["data"].items()}
+    if len(parts) > 1:
+        parts["All data sets"] = figures["decoders"]
+    return Report(
+        facts=list(_facts(run, counts)),
+        command=command and without_folders(command),
+        arms=_arms(run),
+        sections=[
+            Section(name, results_tables(rows, run.target), cost_tables(rows))
+            for name, rows in parts.items()
+        ],
+        plots=plots(run, figures),
+        meanings=meanings(),
+        caveats=caveats(run, figures),
+    )
+
+
+def _facts(run: Run, counts: dict[str, int]) -> Iterator[tuple[str, str]]:
+    """Yield the settings of all arms, and the machine."""
+    settings = run.settings
+    for name in ("pair", "draft", "target"):
+        if (value := getattr(settings, name)) is not None:
+            yield name, without_folders(value)
+    yield "data", ", ".join(f"{name} ({n} problems)" for name, n in counts.items())
+    limit = f"at most {settings.max_tokens}" if settings.max_tokens else "no limit"
+    yield "tokens of an answer", limit
+    yield "seed", str(settings.seed)
+    yield "threads", str(settings.n_threads or "as many as the machine has cores")
+    yield "software", f"specguard_chains {settings.version}, Python {settings.python}"
+    yield "machine", settings.platform
+    yield "started", settings.started
+
+
+def _arms(run: Run) -> Table:
+    """Return the settings of the arms."""
+    rows = []
+    for arm in run.arms:
+        own = dict(run.settings.arms.get(arm, {}))
+        decoder, controlled = own.pop("decoder", run.decoder(arm)), own.pop("controls", None)
+        if controlled is not None:
+            decoder = f"{decoder}, matched to {controlled}"
+        changed = ", ".join(f"{name} = {_shown(value)}" for name, value in own.items())
+        rows.append((arm, str(decoder), changed or "defaults"))
+    return Table("Arms", ("arm", "decoder", "settings other than the defaults"), tuple(rows))
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return without_folders(text.replace("\n", r"\n"))
+
+
+@cache
+def _templates(*, html: bool) -> Environment:
+    environment = Environment(
+        loader=PackageLoader("specguard_chains.evaluation"),
+        autoescape=html,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["markdown"] = _markdown
+    return environment
+
+
+def _markdown(text: str) -> str:
+    """Return a text that Markdown shows as it is, also in a table."""
+    text = " ".join(text.split())
+    return MARKUP.sub(lambda mark: f"&#{ord(mark[0])};", text)
