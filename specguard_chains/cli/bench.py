@@ -1,0 +1,187 @@
+"""`specguard bench`: how often decoders are right, and how long they take, on problems."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import ASCII, SIMPLE_HEAD
+from rich.table import Table
+
+from specguard_chains.cli.answering import load
+from specguard_chains.cli.bench_progress import Tally, progress
+from specguard_chains.cli.failures import UsageError, reports_errors
+from specguard_chains.cli.settings import takes_options
+from specguard_chains.cli.streams import ERR, OUT
+from specguard_chains.errors import EvaluationError, SpecGuardError
+from specguard_chains.evaluation import report, summary
+from specguard_chains.evaluation.arms import Arm, parse_arms
+from specguard_chains.evaluation.checking import AnswerChecker
+from specguard_chains.evaluation.folder import ResultsLog, open_run
+from specguard_chains.evaluation.problems import Problem, data_name, load_problems
+from specguard_chains.evaluation.runner import Plan, Runner
+from specguard_chains.evaluation.settings import RunSettings
+from specguard_chains.options import SpecGuardOptions
+
+MAX_TOKENS = 600
+DECODERS = "target,draft,specguard-greedy"
+OTHERWISE = frozenset(
+    {
+        *("decoder", "acceptance_rate", "max_accepted_tokens"),  # an arm's own
+        *("stop", "critical_steps", "tool_instruction", "schema_instruction", "max_queue"),
+        "api_key",
+    }
+)
+"""Options that the command does not have."""
+SHARED = tuple(name for name in SpecGuardOptions.model_fields if name not in OTHERWISE)
+
+
+@reports_errors
+@takes_options(*SHARED, max_tokens=MAX_TOKENS, seed=0)
+def bench(
+    options: SpecGuardOptions,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="folder",
+            help="Where results and reports are; a run that was interrupted goes on there.",
+        ),
+    ],
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="file|name",
+            help='Problems: a file with one JSON object a line, with "question" and "answer", or '
+            "the name of a known benchmark; can be given several times.",
+        ),
+    ] = None,
+    decoders: Annotated[
+        str,
+        typer.Option(
+            metavar="list",
+            help="What is compared: [label=]decoder[:option=value]..., with commas in between. "
+            "random@X and length@X accept as often as X, but at random or by length; oracle knows "
+            "the answers. Those without variety are greedy unless a temperature is given.",
+        ),
+    ] = DECODERS,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="How many problems of each; by default all.")
+    ] = None,
+    skip: Annotated[int, typer.Option(min=0, help="Problems of each to skip first.")] = 0,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Solve nothing; write the reports anew.")
+    ] = False,
+) -> None:
+    """Compare decoders on problems: accuracy, time and acceptance.
+
+    All decoders solve each problem in turn, from cold caches. The results are written as they come:
+    the same command goes on where it was interrupted, and more problems or decoders can be added
+    later. A comparison with chance, for example:
+
+    specguard bench --data gsm8k --out gsm8k --decoders target,x=rsd,random@x
+    """
+    if not report_only:
+        arms = _arms(decoders, options)
+        problems = _problems(data, limit=limit, skip=skip, seed=options.seed or 0)
+        _run(options, arms, problems, out)
+    figures = summary.summarise(out)
+    summary.per_problem(out)
+    report.write(out)
+    _print_tables(figures)
+    OUT.print(f"in {out}: summary.json, problems.csv, report.md, report.html", soft_wrap=True)
+
+
+def _arms(decoders: str, options: SpecGuardOptions) -> tuple[Arm, ...]:
+    try:
+        return parse_arms(decoders, options)
+    except EvaluationError as error:
+        raise UsageError(f"--decoders: {error}") from error
+
+
+def _problems(
+    sources: Sequence[str] | None, *, limit: int | None, skip: int, seed: int
+) -> dict[str, Sequence[Problem]]:
+    """Return the problems by the name of their data set."""
+    if not sources:
+        raise UsageError("--data is missing: give a file of problems or a benchmark's name")
+    problems: dict[str, Sequence[Problem]] = {}
+    for source in sources:
+        name = data_name(source)
+        if name in problems:
+            raise UsageError(f"--data {source}: there is another one called {name}")
+        problems[name] = load_problems(source, limit=limit, skip=skip, seed=seed)
+        if not problems[name]:
+            raise UsageError(f"--data {source} has no problems after the first {skip}")
+    return problems
+
+
+def _run(
+    options: SpecGuardOptions,
+    arms: Sequence[Arm],
+    problems: Mapping[str, Sequence[Problem]],
+    out: Path,
+) -> None:
+    """Solve what is not solved yet."""
+    plan = Plan(problems, arms, options.seed or 0)
+    settings = RunSettings.of(options, arms, list(problems), plan.seed)
+    with open_run(out, settings) as log:
+        try:
+            _solve(plan, log)
+        except (KeyboardInterrupt, SpecGuardError):
+            if len(log):
+                ERR.print(
+                    f"{len(log)} results are kept in {out}; the same command goes on from there",
+                    soft_wrap=True,
+                )
+            raise
+
+
+def _solve(plan: Plan, log: ResultsLog) -> None:
+    tasks = list(plan.tasks())
+    pending = [task for task in tasks if task.key not in log]
+    if not pending:
+        OUT.print(f"nothing to solve: all {len(tasks)} results are there")
+        return
+    waiting = {task.arm.label: task.arm for task in pending}.values()
+    decoders = {arm.label: load(arm.options) for arm in waiting}
+    done = [result for task in tasks if (result := log.get(task.key)) is not None]
+    with AnswerChecker() as checker, progress(Tally(done, pending)) as view:
+        runner = Runner(plan, log, checker)
+        runner.decoders |= {arm.label: decoders[arm.label] for arm in waiting if arm.same_for_all}
+        runner.on_begin, runner.on_end = view.begin, view.end
+        runner.run()
+
+
+def _print_tables(figures: Mapping[str, Any]) -> None:
+    """Print what has come out of it, for each data set and for all."""
+    parts = {name: part["decoders"] for name, part in figures["data"].items()}
+    if len(parts) > 1:
+        parts["all"] = figures["decoders"]
+    for name, rows in parts.items():
+        box = ASCII if OUT.options.ascii_only else SIMPLE_HEAD
+        table = Table(title=name, title_justify="left", box=box, padding=(0, 1, 0, 0))
+        table.add_column("decoder", overflow="fold")
+        for column in ("right", "95 % interval", "seconds", "time ratio", "accepted"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for label, row in rows.items():
+            table.add_row(label, *_cells(row))
+        OUT.print(table)
+    errors, total = (
+        sum(row[name] for row in figures["decoders"].values()) for name in ("errors", "n")
+    )
+    if errors:
+        ERR.print(f"{errors} of {total} results are errors, which count as wrong answers")
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    low, high = row["accuracy_interval"]
+    seconds, ratio, accepted = row["seconds"], row["time_ratio"], row["acceptance_by_step"]
+    return [
+        f"{row['correct']}/{row['n']} = {row['accuracy']:.1%}",
+        f"{low:.0%} to {high:.0%}",
+        "–" if seconds is None else f"{seconds:.1f}",
+        "–" if ratio is None else f"{ratio:.2f}",
+        "–" if accepted is None else f"{accepted:.0%}",
+    ]
