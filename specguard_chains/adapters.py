@@ -1,4 +1,4 @@
-"""Engines and encoders by name, loaded when they are first used.
+"""Engines, encoders and reward models by name, loaded when they are first used.
 
 >>> from specguard_chains.adapters import LlamaCppEngine
 >>> engine = LlamaCppEngine("model.gguf", n_ctx=4096)  # doctest: +SKIP
@@ -17,9 +17,16 @@ if TYPE_CHECKING:
     from specguard_adapters.huggingface import HuggingFaceEngine
     from specguard_adapters.llama_cpp import LlamaCppEngine
     from specguard_adapters.openai import OpenAIEngine
+    from specguard_adapters.reward.model import ProcessRewardModel
     from specguard_adapters.sentence import SentenceEncoder
 
-__all__ = ["HuggingFaceEngine", "LlamaCppEngine", "OpenAIEngine", "SentenceEncoder"]
+__all__ = [
+    "HuggingFaceEngine",
+    "LlamaCppEngine",
+    "OpenAIEngine",
+    "ProcessRewardModel",
+    "SentenceEncoder",
+]
 
 GROUP = "specguard_chains.engines"
 
@@ -31,6 +38,11 @@ _OWN = {
         "transformers",
     ),
     "OpenAIEngine": ("specguard_adapters.openai", {"httpx", "tenacity"}, "openai"),
+    "ProcessRewardModel": (
+        "specguard_adapters.reward.model",
+        {"accelerate", "gguf", "torch", "transformers"},
+        "transformers",
+    ),
     "SentenceEncoder": ("specguard_adapters.sentence", {"sentence_transformers"}, "sentence"),
 }
 """Class -> (module, the packages that it needs, the extra that installs them)."""
