@@ -39,6 +39,9 @@ from specguard_chains.rewards import is_text_reward, required_reward, reward, va
 
 logger = logging.getLogger(__name__)
 
+SELECTING = ("selector", "random", "length")
+"""Methods to compare with that select among candidates, as SpecGuard does."""
+
 generation = 0
 """Counts the calls of `unload`: decoders of an earlier generation have closed engines."""
 
@@ -73,7 +76,7 @@ def _writer(options: SpecGuardOptions, *needed: Engine) -> Decoder:
         draft,
         target,
         _rival(options, draft, target),
-        num_candidates=_candidates(options) if options.method == "selector" else 1,
+        num_candidates=_candidates(options) if options.method in SELECTING else 1,
         select=_selector(options),
         shape=shape,
     )

@@ -35,6 +35,8 @@ GREEDY = frozenset(
     }
 )
 """Run at temperature 0 unless one is given; the others live on variety."""
+ONE_CANDIDATE = ("rsd", "specreason", "specguard-greedy")
+"""Draft one candidate, whatever the option says."""
 JUDGES_NOTHING = ("target", "draft", "speculative", "-majority", "-best-of-n")
 """Ends of the names of decoders whose steps have no acceptance rate to match."""
 
@@ -175,6 +177,8 @@ def _control(wording: _Wording, shared: SpecGuardOptions, known: Mapping[str, Ar
         "decoder": name,
         "temperature": controlled.options.sampling().temperature,
     }
+    if controlled.options.method in ONE_CANDIDATE:
+        given["num_candidates"] = 1
     given |= _read_settings(wording.label, own)
     return Arm(wording.label, _options(wording.label, given), controls=controlled.label)
 
