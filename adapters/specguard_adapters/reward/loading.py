@@ -100,10 +100,6 @@ def _without_code(config: Any, name: str) -> ConfigurationError:
 
 
 def _model(source: Source, config: Any, kind: RewardKind, options: dict[str, Any]) -> Any:
-    own_code = kind.head is Head.OWN
-    if not own_code:
-        # The code that comes with a model is left alone, whichever class transformers takes.
-        options = {**options, "trust_remote_code": False}
     if kind.head is Head.SCORE and config.num_labels != kind.size:
         raise ConfigurationError(
             f"{source.name} gives {config.num_labels} numbers a token, and scale="

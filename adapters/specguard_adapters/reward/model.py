@@ -45,13 +45,14 @@ class ProcessRewardModel:
         """Load a model.
 
         Args:
-            model: Its name on the hub, or a folder. What was fetched from the hub before is taken
-                from its cache.
+            model: Its name on the hub, a folder, or a GGUF file if it gives verdicts by tokens.
+                What was fetched from the hub before is taken from its cache.
             tokenizer: The same for the tokenizer; None takes the model's own.
             kind: What the model reads and how its reward is read, by name or described; see
                 `specguard_adapters.reward.KINDS`. None finds it out.
             n_ctx: Most tokens that it reads; None takes what its config says.
-            reuse: Keep what was computed for the next call.
+            reuse: Keep what was computed for the next call. In formats of 16 bits, rewards then
+                depend a little (about 0.003) on what was computed together.
             device: Such as "cpu" or "cuda:1"; None takes a GPU if there is one.
             dtype: Number format, such as "bfloat16"; None takes the one that the file has.
             revision: Branch, tag or commit on the hub.
