@@ -36,8 +36,8 @@ def _size(figures: Figures) -> Iterator[str]:
         low, high = wilson_interval(n // 2, n) or (0.0, 1.0)
         yield (
             f"{name} has {n} {'problem' if n == 1 else 'problems'} here: an accuracy near one half "
-            f"has a 95 % interval about {100 * (high - low):.0f} points wide, and differences much "
-            "smaller than that cannot be told from chance."
+            f"has a 95 % interval about {100 * (high - low):.0f} points wide. Comparisons over the "
+            "same problems are sharper, the more so the more the arms agree."
         )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from shlex import join
 from typing import Any
 
 from specguard_chains.errors import SpecGuardError
 from specguard_chains.evaluation.arms import GREEDY, parse_arms
 from specguard_chains.evaluation.settings import SHARED, RunSettings
+from specguard_chains.evaluation.wording import without_folders
 from specguard_chains.options import SpecGuardOptions
 
 OF_ARMS = ("decoder", "controls")
@@ -19,19 +20,19 @@ TEMPERATURE = "temperature"
 def command_of(settings: RunSettings, counts: Mapping[str, int]) -> str | None:
     """Return the commands of a run, one for each number of problems; None if it cannot be told.
 
-    That is so if commands with different settings have added to it, or if a setting was an object
-    of Python. The commands are read again to be sure that they mean these settings.
+    That is so if commands with different settings have added to it. The commands are read again to
+    be sure that they mean these settings. Folders of this machine are not in them.
 
     Args:
         settings: Of the run.
         counts: How many problems of each data set have been attempted.
     """
     for shared in _candidates(settings):
-        arms = ",".join(_wording(label, settings.arms[label], shared) for label in settings.arms)
+        arms = ",".join(_wording(label, settings.arms, shared) for label in settings.arms)
         if _means(settings, shared, arms):
-            rest = join(["--decoders", arms]), join(_flags(settings, shared))
+            rest = _joined(["--decoders", arms]), _joined(_flags(settings, shared))
             return "\n".join(
-                " \\\n  ".join([join(_begin(limit, counts)), *rest])
+                " \\\n  ".join([_joined(_begin(limit, counts)), *rest])
                 for limit in dict.fromkeys(counts.values())
             )
     return None
@@ -52,14 +53,19 @@ def _candidates(settings: RunSettings) -> Iterator[dict[str, Any]]:
     yield models | common
 
 
-def _wording(label: str, arm: Mapping[str, Any], shared: Mapping[str, Any]) -> str:
+def _wording(label: str, arms: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Any]) -> str:
     """Return an arm as `--decoders` has it."""
+    arm = arms[label]
     decoder, controlled = arm.get("decoder", "specguard"), arm.get("controls")
     name = decoder if controlled is None else f"{decoder}@{controlled}"
     if re.split(r":(?=\w+=)", label)[0] == name or label == name:
         return label
-    implied = {TEMPERATURE} if controlled or (decoder in GREEDY and not arm[TEMPERATURE]) else set()
-    own = {k: v for k, v in arm.items() if k not in implied and shared.get(k) != v}
+    implied = dict(shared)
+    if controlled is not None:
+        implied[TEMPERATURE] = arms.get(controlled, {}).get(TEMPERATURE)
+    elif decoder in GREEDY:
+        implied.setdefault(TEMPERATURE, 0.0)
+    own = {option: value for option, value in arm.items() if implied.get(option) != value}
     settings = [
         f":{option}={_text(value)}"
         for option, values in own.items()
@@ -98,6 +104,10 @@ def _flags(settings: RunSettings, shared: Mapping[str, Any]) -> Iterator[str]:
         for value in _each(values):
             yield from (f"--{flag}", _text(value))
     yield from ("--seed", str(settings.seed))
+
+
+def _joined(words: Iterable[str]) -> str:
+    return join(map(without_folders, words))
 
 
 def _each(values: Any) -> list[Any]:

@@ -75,13 +75,12 @@ def report_of(run: Run, figures: Figures) -> Report:
         name: max(row["n"] for row in part["decoders"].values())
         for name, part in figures["data"].items()
     }
-    command = command_of(run.settings, counts)
     parts = {name: part["decoders"] for name, part in figures["data"].items()}
     if len(parts) > 1:
         parts["All data sets"] = figures["decoders"]
     return Report(
         facts=list(_facts(run, counts)),
-        command=command and without_folders(command),
+        command=command_of(run.settings, counts),
         arms=_arms(run),
         sections=[
             Section(name, results_tables(rows, run.target), cost_tables(rows))

@@ -101,7 +101,11 @@ PAIRED = (
 )
 
 CONTROLS = (
-    Column("controls", "The arm that the control is matched to.", lambda row: row["control"]["of"]),
+    Column(
+        "controlled arm",
+        "The arm that the control is matched to.",
+        lambda row: row["control"]["of"],
+    ),
     Column(
         "problems",
         "Problems that both have attempted; all figures of the row are over these.",
@@ -113,7 +117,7 @@ CONTROLS = (
         lambda row: percent(row["control"]["acceptance_by_step"]),
     ),
     Column(
-        "of the other",
+        "that arm's",
         "The same of the arm that it controls. The two are to be equal.",
         lambda row: percent(row["control"]["acceptance_of_controlled"]),
     ),

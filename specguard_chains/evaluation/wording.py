@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 NONE = "–"
 """What stands for a figure that does not exist."""
-FOLDERS = re.compile(r"(?<![\w/.:])~?(?:/[^/\s,:='\"]+)*/(?=[^/\s,:='\"])")
+FOLDERS = re.compile(r"(?<![^\s=,])~?(?:/[^/\s,:=][^/,:=]*)*/(?=[^/\s,:=])")
 
 
 def percent(share: float | None) -> str:
@@ -62,5 +62,5 @@ def listed(names: Sequence[str]) -> str:
 
 
 def without_folders(text: str) -> str:
-    """Return a text in which absolute paths are cut to their last part: nobody else has them."""
+    """Return a setting whose absolute paths are cut to their last part: nobody else has them."""
     return FOLDERS.sub("", text)
