@@ -40,7 +40,7 @@ def command_of(settings: RunSettings, counts: Mapping[str, int]) -> str | None:
 
 def _candidates(settings: RunSettings) -> Iterator[dict[str, Any]]:
     """Yield what may have been set for all arms: what all have, the temperature perhaps."""
-    first, *others = settings.arms.values()
+    first, *others = settings.arms.values() or [{}]
     common = {
         name: value
         for name, value in first.items()

@@ -103,7 +103,7 @@ class Run:
 
 
 def summarise(folder: Path) -> Figures:
-    """Write both files of a run and return the figures of the first.
+    """Write summary.json and return the figures that are in it.
 
     Counts are totals; tokens drafted, kept and regenerated too. Seconds, tokens of the answer and
     steps are means a problem. What does not exist is None, such as a ratio without a target.
@@ -111,11 +111,9 @@ def summarise(folder: Path) -> Figures:
     Raises:
         EvaluationError: There are no results, or they are damaged.
     """
-    run = Run.read(folder)
-    figures = summary_of(run)
+    figures = summary_of(Run.read(folder))
     text = json.dumps(figures, indent=1, allow_nan=False) + "\n"
     replace_file(folder / SUMMARY, text)
-    replace_file(folder / PROBLEMS, _table(run.results))
     plain: Figures = json.loads(text)  # as who reads the file will have it
     return plain
 
@@ -129,7 +127,7 @@ def summary_of(run: Run) -> Figures:
 
 
 def per_problem(folder: Path) -> Path:
-    """Write a line for each problem and arm, without any text of the problem; return the file.
+    """Write problems.csv, a line for each problem and arm; return the file.
 
     Raises:
         EvaluationError: There are no results, or they are damaged.

@@ -211,6 +211,7 @@ def test_equal_results_give_equal_files(tmp_path: Path) -> None:
     other = write(tmp_path / "b", settings(ARMS), lines)
     for folder in (one, other):
         summarise(folder)
+        per_problem(folder)
     for name in ("summary.json", "problems.csv"):
         assert (one / name).read_bytes() == (other / name).read_bytes()
     before = (one / "summary.json").read_bytes()
@@ -243,6 +244,7 @@ def test_a_line_for_each_problem_and_arm(tmp_path: Path) -> None:
 def test_no_text_of_the_data_is_written(tmp_path: Path) -> None:
     folder = write(tmp_path, settings(ARMS), four_problems())
     summarise(folder)
+    per_problem(folder)
     for name in ("summary.json", "problems.csv"):
         text = (folder / name).read_text()
         assert SECRET not in text
