@@ -23,7 +23,7 @@ from specguard_chains.decoding.steps import Source
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation.checking import AnswerChecker
 from specguard_chains.evaluation.lines import append_line, read_lines
-from specguard_chains.evaluation.problems import Problem, prompt_for
+from specguard_chains.evaluation.problems import Problem, data_name, prompt_for
 from specguard_chains.evaluation.solutions import Sampler, Solutions
 from specguard_chains.evaluation.training import Examples, Trained, read_states, train
 from specguard_chains.options import SpecGuardOptions
@@ -100,7 +100,13 @@ def train_reward(
     solutions = _sample(engine, problems, work / SOLUTIONS, samples, options)
     examples = _examples(engine, layer, problems, solutions)
     trained = train(
-        examples, draft=engine.name, layer=layer, seed=options.seed or 0, data=list(data)
+        examples,
+        draft=engine.name,
+        layer=layer,
+        seed=options.seed or 0,
+        data=[data_name(source) for source in data],
+        skip=skip,
+        samples=samples,
     )
     path = out or value_heads.own_folder() / value_heads.file_name(engine.name)
     path.parent.mkdir(parents=True, exist_ok=True)
