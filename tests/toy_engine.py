@@ -18,7 +18,7 @@ from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.cache import Rows, rollout_for
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
-from specguard_chains.decoding.local_engine import LocalEngine, check_state_layer
+from specguard_chains.decoding.local_engine import LocalEngine
 from specguard_chains.errors import DecodingCancelled
 
 END = 256
@@ -100,9 +100,9 @@ def attention_row(tokens: tuple[int, ...], layer: int) -> FloatArray:
     return (scores / scores.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
-def hidden_state(tokens: tuple[int, ...]) -> FloatArray:
-    """The hidden state of the last token, whatever the layer, shape (4,)."""
-    digest = hashlib.blake2b(repr(tokens).encode(), digest_size=8).digest()
+def hidden_state(tokens: tuple[int, ...], layer: int = 1) -> FloatArray:
+    """The hidden state of the last token after a layer, shape (4,)."""
+    digest = hashlib.blake2b(repr((tokens, layer)).encode(), digest_size=8).digest()
     rng = np.random.default_rng(int.from_bytes(digest))
     return rng.normal(size=4).astype(np.float32)
 
@@ -125,8 +125,6 @@ class ToyCache:
         cancelled: Callable[[], bool] | None,
         state_layer: int | None = None,
     ) -> None:
-        if state_layer is not None:
-            check_state_layer(state_layer, LAYERS, self._engine.name)
         self._state_layer = state_layer
         slots = self._engine.cells
         self._rollout = rollout_for(grounding, self._rollout, attention_layers=LAYERS, slots=slots)
@@ -163,14 +161,15 @@ class ToyCache:
                 self._branches[branch].append((int(token), int(cell)))
             seen = tuple(t for t, _ in written)
             logits.append(self._engine.policy(seen))
-            states.append(hidden_state(seen))
+            if self._state_layer is not None:
+                states.append(hidden_state(seen, self._state_layer))
             if self._rollout is not None:
                 for layer in range(self._rollout.spec.layers):
                     row = np.zeros((HEADS, 1, self._engine.cells), dtype=np.float32)
                     row[:, 0, [c for _, c in written]] = attention_row(seen, layer)
                     self._rollout.absorb(layer, row, np.array([cell]))
         rows = np.stack(logits if all_logits else logits[-1:])
-        read = np.stack(states) if self._state_layer is not None and not context else None
+        read = np.stack(states) if states and not context else None
         if self._rollout is None:
             return Rows(rows, None, None, read)
         return Rows(rows, self._rollout.grounding(cells), self._rollout.passages(cells), read)

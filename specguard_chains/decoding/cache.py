@@ -43,7 +43,8 @@ class Cache(Protocol):
         """Prepare for a session. The cache is empty if the form of grounding changes.
 
         If only its passages change, the cache holds at most what stands before them. The hidden
-        states after layer `state_layer`, counted from 0, are read in passes over steps.
+        states after layer `state_layer`, counted from 0 and below the last, are read in passes over
+        steps.
         """
         ...
 

@@ -89,6 +89,8 @@ class LocalEngine(Tokenizer, ABC):
                 f"{self.name} does not give hidden states, which a value head needs; load it with "
                 "states=True"
             )
+        if state_layer is not None:
+            check_state_layer(state_layer, self.n_layer, self.name)
         tokens = self.encode(prompt)
         if not tokens:
             raise ConfigurationError("the prompt is empty; give at least one message with text")

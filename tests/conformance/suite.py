@@ -40,6 +40,7 @@ from specguard_chains.errors import (
     ContextOverflowError,
     DecodingCancelled,
     EngineError,
+    StatesUnavailableError,
 )
 
 GREEDY = Sampling(temperature=0)
@@ -64,6 +65,11 @@ class EngineConformance:
     grounding_tolerance: ClassVar[float] = 1e-4
     repeat_tolerance: ClassVar[float] = 1e-6
     """How far both may differ between two runs of the same calls."""
+    state_layer: ClassVar[int] = 0
+    """A layer whose hidden states are read if the engine gives some; neither the last nor the one
+    before it."""
+    state_tolerance: ClassVar[float] = 1e-4
+    """How far a hidden state may be off between two ways to compute it, relative to its length."""
     spec: ClassVar[GroundingSpec] = GroundingSpec()
     """The form of grounding that is read if the engine gives attention."""
     reuses_prefixes: ClassVar[bool] = True
@@ -110,11 +116,21 @@ class EngineConformance:
             *,
             on: Engine | None = None,
             cancelled: Callable[[], bool] | None = None,
+            state_layer: int | None = None,
         ) -> Session:
             prompt = self.prompts[prompt] if isinstance(prompt, int) else prompt
-            return self.open(on or admit(), prompt, cancelled)
+            return self.open(on or admit(), prompt, cancelled, state_layer)
 
         return start
+
+    @pytest.fixture
+    def observe(self, engine: Engine, start: Callable[..., Session]) -> Callable[..., Session]:
+        """Opens sessions that read hidden states, as `start` does."""
+        if not engine.capabilities.states:
+            pytest.skip("the engine does not give hidden states")
+        return lambda *args, **settings: start(
+            *args, **{"state_layer": self.state_layer, **settings}
+        )
 
     @pytest.fixture
     def k(self, engine: Engine) -> int:
@@ -135,10 +151,14 @@ class EngineConformance:
     # --- means
 
     def open(
-        self, engine: Engine, prompt: Prompt, cancelled: Callable[[], bool] | None = None
+        self,
+        engine: Engine,
+        prompt: Prompt,
+        cancelled: Callable[[], bool] | None = None,
+        state_layer: int | None = None,
     ) -> Session:
         spec = self.spec if engine.capabilities.attention else None
-        return engine.open(prompt, grounding=spec, cancelled=cancelled)
+        return engine.open(prompt, grounding=spec, cancelled=cancelled, state_layer=state_layer)
 
     def assert_readings_close(
         self, ours: Reading, expected: Reading, *, repeated: bool = False
@@ -150,6 +170,17 @@ class EngineConformance:
         assert (ours.grounding is None) == (expected.grounding is None), "grounding is missing"
         if ours.grounding is not None and expected.grounding is not None:
             np.testing.assert_allclose(ours.grounding, expected.grounding, rtol=0, atol=grounding)
+
+    def assert_states_close(self, ours: Reading, expected: Reading) -> None:
+        difference = self.states_differ(ours, expected)
+        assert difference <= self.state_tolerance, f"off by {difference:.2g}"
+
+    def states_differ(self, ours: Reading, expected: Reading) -> float:
+        """How far two hidden states are apart, relative to the length of the second."""
+        assert ours.state is not None, "the hidden state is missing"
+        assert expected.state is not None, "the hidden state is missing"
+        assert ours.state.shape == expected.state.shape
+        return float(np.linalg.norm(ours.state - expected.state) / np.linalg.norm(expected.state))
 
     def assert_repeats(self, ours: Sequence[Candidate], expected: Sequence[Candidate]) -> None:
         """The same calls give the same candidates."""
@@ -663,6 +694,124 @@ class EngineConformance:
         assert seen[-1] == (step.reading.confidence, step.reading.min_grounding)
         watched = session.sample(k, limit(6), WARM, seed=SEED, watch=lambda *_: True)
         self.assert_repeats(watched, session.sample(k, limit(6), WARM, seed=SEED))
+
+    # --- hidden states
+
+    def test_hidden_states_are_read_where_they_are_asked_for(
+        self, engine: Engine, start: Callable[..., Session]
+    ) -> None:
+        plain = start(on=engine)
+        step = greedy(plain, 4)
+        assert step.reading.state is None
+        assert plain.read(step).state is None
+        plain.close()
+        if not engine.capabilities.states:
+            with pytest.raises(StatesUnavailableError):
+                start(on=engine, state_layer=self.state_layer)
+            self.assert_same_sequence(start(on=engine), start())
+            return
+        shapes = set()
+        for number in range(len(self.prompts)):
+            session = start(number, on=engine, state_layer=self.state_layer)
+            for candidate in session.sample(1, limit(6), WARM, seed=SEED):
+                for reading in (candidate.reading, session.read(candidate)):
+                    assert reading.state is not None
+                    assert np.isfinite(reading.state).all()
+                    assert reading.state.any()
+                    shapes.add(reading.state.shape)
+            session.close()
+        ((width,),) = shapes
+        assert width > 1
+        again = start(on=engine)
+        assert greedy(again, 4).reading.state is None, "the next session asks for none"
+
+    def test_a_hidden_state_is_that_of_the_steps_last_token(
+        self, observe: Callable[..., Session], k: int
+    ) -> None:
+        """It depends neither on k nor on the candidate's index, nor on who has written the step."""
+        for number in range(len(self.prompts)):
+            writer, reader = observe(number), observe(number)
+            candidates = writer.sample(k, limit(6), WARM, seed=SEED)
+            for candidate in reversed(candidates):
+                self.assert_states_close(reader.read(candidate), candidate.reading)
+            (alone,) = writer.sample(1, limit(6), WARM, seed=SEED)
+            if alone.tokens == candidates[0].tokens:  # rounding may move a draw
+                self.assert_states_close(alone.reading, candidates[0].reading)
+            part = greedy(reader, 3)
+            whole = greedy(reader, 6)
+            assert self.states_differ(part.reading, whole.reading) > 2 * self.state_tolerance
+            for session in (writer, reader):
+                session.accept(part)
+            rest = greedy(writer, 3)
+            assert part.tokens + rest.tokens == whole.tokens
+            self.assert_states_close(rest.reading, whole.reading)
+            self.assert_states_close(reader.read(rest), whole.reading)
+
+    def test_a_step_that_comes_as_text_has_the_same_hidden_state(
+        self, observe: Callable[..., Session]
+    ) -> None:
+        step = greedy(observe(), 6)
+        self.assert_states_close(observe().read(text_step(step.text)), step.reading)
+
+    def test_history_leaves_no_trace_in_hidden_states(
+        self, engine: Engine, observe: Callable[..., Session], k: int
+    ) -> None:
+        session, fresh = observe(on=engine), observe()
+        step, length = greedy(observe(), 8), session.length
+        for turn in range(6):
+            watch = (lambda *_: False) if turn % 2 else None
+            session.sample(k, limit(1 + turn % 3), WARM, seed=(turn, 9), watch=watch)
+            session.accept(text_step(" and so on"))
+            session.rollback(length)
+        for reading in (session.read(step), greedy(session, 8).reading, fresh.read(step)):
+            self.assert_states_close(reading, step.reading)
+        session.close()
+        self.assert_states_close(observe(on=engine).read(step), step.reading)
+
+    def test_a_longer_step_has_the_hidden_state_of_its_end(
+        self, observe: Callable[..., Session]
+    ) -> None:
+        """Also where it is computed in several passes."""
+        whole, session, reader = greedy(observe(), 40), observe(), observe()
+        session.accept(replace(whole, tokens=whole.tokens[:-1]))
+        last = replace(whole, tokens=whole.tokens[-1:])
+        self.assert_states_close(session.read(last), whole.reading)
+        self.assert_states_close(reader.read(whole), whole.reading)
+
+    def test_reading_hidden_states_changes_nothing_else(
+        self, observe: Callable[..., Session], start: Callable[..., Session], k: int
+    ) -> None:
+        with_states, without = observe(), start()
+        ours = with_states.sample(k, limit(6), WARM, seed=SEED)
+        expected = without.sample(k, limit(6), WARM, seed=SEED)
+        for one, other in zip(ours, expected, strict=True):
+            shared = shared_tokens(one.tokens, other.tokens)
+            assert shared
+            self.assert_readings_close(head(one.reading, shared), head(other.reading, shared))
+        self.assert_same_sequence(with_states, without)
+
+    def test_what_is_rejected_early_has_no_hidden_state(
+        self, observe: Callable[..., Session], k: int
+    ) -> None:
+        session = observe()
+        asked = count()
+        for watch in (lambda *_: False, lambda *_: next(asked) < 3 * k):
+            for candidate in session.sample(k, limit(8), WARM, seed=SEED, watch=watch):
+                assert candidate.ending is Ending.REJECTED_EARLY
+                assert candidate.reading.state is None
+        self.assert_states_close(greedy(session, 6).reading, greedy(observe(), 6).reading)
+
+    def test_layers_have_hidden_states_of_their_own(
+        self, engine: Engine, observe: Callable[..., Session]
+    ) -> None:
+        session, above = observe(on=engine), observe(state_layer=self.state_layer + 1)
+        step = greedy(session, 4)
+        assert self.states_differ(above.read(step), step.reading) > 2 * self.state_tolerance
+        session.close()
+        for layer in (-1, 10**6):
+            with pytest.raises(StatesUnavailableError, match=str(layer)):
+                observe(on=engine, state_layer=layer)
+        self.assert_states_close(observe(on=engine).read(step), step.reading)
 
     # --- where a step ends
 

@@ -67,7 +67,9 @@ class TestExactly(EngineConformance):
     attention: ClassVar[bool] = True
 
     def make_engine(self) -> Engine:
-        return load(tiny(self.window), attention=self.attention, n_ctx=256, n_threads=1)
+        return load(
+            tiny(self.window), attention=self.attention, states=True, n_ctx=256, n_threads=1
+        )
 
     def text_of(self, engine: Any, tokens: Sequence[int]) -> str:
         text = b"".join(map(engine.token_bytes, tokens)).decode()
@@ -93,7 +95,7 @@ class TestSmolLM2(EngineConformance):
     grounding_tolerance = 1e-4
 
     def make_engine(self) -> Engine:
-        return load(small(), attention=True, n_ctx=128)
+        return load(small(), attention=True, states=True, n_ctx=128)
 
     def text_of(self, engine: Any, tokens: Sequence[int]) -> str:
         return b"".join(map(engine.token_bytes, tokens)).decode()

@@ -45,6 +45,11 @@ class TestToy(EngineConformance):
 
 class TestToyWithoutAttention(TestToy):
     def make_engine(self) -> Engine:
+        return ToyEngine(policy, context_length=128, attention=False, states=False)
+
+
+class TestToyWithStatesAlone(TestToy):
+    def make_engine(self) -> Engine:
         return ToyEngine(policy, context_length=128, attention=False)
 
 

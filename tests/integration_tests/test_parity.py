@@ -18,16 +18,17 @@ pytest.importorskip("llama_cpp")
 from specguard_adapters.huggingface import HuggingFaceEngine
 from specguard_adapters.llama_cpp import LlamaCppEngine
 from specguard_chains.decoding.arrays import FloatArray
-from specguard_chains.decoding.boundaries import StepShape
+from specguard_chains.decoding.boundaries import Ending, StepShape
 from specguard_chains.decoding.calibration import Bounds, Calibration
 from specguard_chains.decoding.decoder import Request
-from specguard_chains.decoding.engine import Prompt
+from specguard_chains.decoding.engine import Candidate, Prompt, Reading
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.decoding.steps import Step, Verdict
 from specguard_chains.decoding.verification import EnsembleVerifier
 from tests.integration_tests.conftest import (
+    LAYERS,
     VOCABULARY,
     ModelPath,
     gguf_transformer,
@@ -67,7 +68,12 @@ def tiny(stack: ExitStack, folder: Path, seed: int) -> Both:
     model.save_pretrained(folder / "saved")
     tokenizer.save_pretrained(folder / "saved")
     assert (folder / "saved" / "model.safetensors").is_file()
-    settings: dict[str, Any] = {"n_ctx": 512, "max_candidates": 4, "attention": True}
+    settings: dict[str, Any] = {
+        "n_ctx": 512,
+        "max_candidates": 4,
+        "attention": True,
+        "states": True,
+    }
     path = write_tiny(folder / "tiny.gguf", seed=seed)
     return Both(
         stack.enter_context(closing(LlamaCppEngine(path, kv_type="f32", n_threads=1, **settings))),
@@ -104,6 +110,26 @@ def test_logits_and_attention_agree(pair: list[Both]) -> None:
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
         expected = full_attention(both.gguf, tokens, SPEC.layers)
         np.testing.assert_allclose(attention(both.transformers, tokens), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("layer", [0, 1, LAYERS - 2])
+def test_hidden_states_agree(pair: list[Both], layer: int) -> None:
+    step = Candidate(
+        (), "the cat in the hat is thin ", Reading(np.zeros(0)), Ending.BOUNDARY, vocabulary="none"
+    )
+    for both in pair:
+        ours, theirs = (state(engine, layer, step) for engine in (both.transformers, both.gguf))
+        assert ours.std() > 0.1, "the numbers tell tokens apart"
+        np.testing.assert_allclose(ours, theirs, atol=1e-3 * float(np.abs(theirs).max()))
+
+
+def state(engine: Engine, layer: int, step: Candidate) -> FloatArray:
+    """The hidden state at the end of a step."""
+    prompt = Prompt(text="there is a hen and a rat, then ")
+    with engine.exclusive(), closing(engine.open(prompt, state_layer=layer)) as session:
+        read = session.read(step).state
+    assert read is not None
+    return read
 
 
 def test_answers_and_verdicts_agree(pair: list[Both]) -> None:

@@ -13,7 +13,6 @@ from specguard_adapters.huggingface.model import Model
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.cache import Rows, check_branches, rollout_for
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
-from specguard_chains.decoding.local_engine import check_state_layer
 from specguard_chains.errors import (
     ContextOverflowError,
     DecodingCancelled,
@@ -71,8 +70,6 @@ class HuggingFaceCache:
         state_layer: int | None = None,
     ) -> None:
         """See `Cache.configure`."""
-        if state_layer is not None:
-            check_state_layer(state_layer, self._model.n_layer, self._model.name)
         self._state_layer = state_layer
         self._cancelled = cancelled
         self._rollout = rollout_for(

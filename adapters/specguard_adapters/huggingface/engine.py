@@ -82,6 +82,7 @@ class HuggingFaceEngine(LocalEngine):
             ConfigurationError: A value does not suit the model, or the model is of a kind that
                 cannot be used.
             AttentionUnavailableError: The model does not show its attention.
+            StatesUnavailableError: The model does not show its hidden states.
         """
         super().__init__()
         check_at_least_one(
@@ -132,6 +133,8 @@ class HuggingFaceEngine(LocalEngine):
         )
         try:
             compute_thread.run(lambda: check(self._model, layers))
+            if states:
+                compute_thread.run(self._model.check_states)
         except BaseException:
             self._model.close()
             raise

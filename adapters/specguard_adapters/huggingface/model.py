@@ -97,6 +97,15 @@ class Model:
         with torch.inference_mode():
             return self._run(tokens, all_logits=True, use_cache=False)[0]
 
+    def check_states(self) -> None:
+        """Check on a token that the model gives its hidden states.
+
+        Raises:
+            StatesUnavailableError: It does not.
+        """
+        with torch.inference_mode():
+            self._run([0], all_logits=True, state_layer=0, use_cache=False)
+
     def close(self) -> None:
         """Let the model go."""
         model, self._model = self._model, None
@@ -115,6 +124,17 @@ class Model:
         if self._model is None:
             raise EngineError(f"the engine {self.name} is closed; load the model again")
         return self._model
+
+    def _states_after(self, layer: int, output: Any) -> torch.Tensor:
+        """Return the hidden states that leave a layer below the last, shape (1, n, width)."""
+        states = getattr(output, "hidden_states", None) or ()
+        if len(states) != self.n_layer + 1:  # the embeddings come first
+            raise StatesUnavailableError(
+                f"{self.name} gives {len(states)} hidden states for {self.n_layer} layers; load it "
+                "with states=False, and without a value head"
+            )
+        after: torch.Tensor = states[layer + 1]
+        return after
 
     def _run(
         self,
@@ -139,11 +159,7 @@ class Model:
                 logits = _array(output.logits[0] if all_logits else output.logits[0, -1:])
                 if state_layer is None:
                     return logits, None
-                if output.hidden_states is None:
-                    raise StatesUnavailableError(
-                        f"{self.name} does not give its hidden states; load it with states=False"
-                    )
-                return logits, _array(output.hidden_states[state_layer + 1][0])
+                return logits, _array(self._states_after(state_layer, output)[0])
         except SpecGuardError:
             raise
         except Exception as error:

@@ -13,7 +13,6 @@ from specguard_adapters.llama_cpp.weights import VERSION, Weights
 from specguard_chains.decoding.arrays import IntArray
 from specguard_chains.decoding.cache import Rows, check_branches, rollout_for
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
-from specguard_chains.decoding.local_engine import check_state_layer
 from specguard_chains.errors import (
     AttentionUnavailableError,
     EngineError,
@@ -61,8 +60,6 @@ class LlamaCppCache:
         state_layer: int | None = None,
     ) -> None:
         """See `Cache.configure`."""
-        if state_layer is not None:
-            check_state_layer(state_layer, self._context.n_layer, self._context.name)
         self._state_layer = state_layer
         self._cancelled = cancelled
         self._rollout = rollout_for(
