@@ -36,6 +36,7 @@ class AcceptNone:
 
     needs_grounding: bool = True
     state_layer: int | None = None
+    asks_others: bool = False
 
     def can_accept(self, confidence: float, grounding: float | None) -> bool:
         return True

@@ -151,15 +151,16 @@ class _Worker:
                 held = engine.exclusive(self._cancelled, max_waiting=self._request.max_waiting)
                 stack.enter_context(held)
             _held.set(_held.get() | {id(engine) for engine in engines})
-            if self._asks_nobody and all(engine.capabilities.in_process for engine in engines):
+            if not self._asks_others and all(engine.capabilities.in_process for engine in engines):
                 compute_thread.run(self._emit_steps, self._cancelled)
             else:  # only the forward passes go there: no other model waits for a server or person
                 self._emit_steps()
 
     @property
-    def _asks_nobody(self) -> bool:
-        """Whether the decoding waits for nothing outside of this process."""
-        return self._request.review is None and self._request.stop_when is None
+    def _asks_others(self) -> bool:
+        """Whether the decoding waits for more than its engines."""
+        hooks = (self._request.review, self._request.stop_when)
+        return hooks != (None, None) or getattr(self._decoder, "asks_others", False)
 
     def _emit_steps(self) -> None:
         steps = self._decoder.decode(self._request)

@@ -27,6 +27,7 @@ class AcceptAll:
 
     needs_grounding: bool = True
     state_layer: int | None = None
+    asks_others: bool = False
     readings: list[Reading] = field(default_factory=list)
 
     def can_accept(self, confidence: float, grounding: float | None) -> bool:

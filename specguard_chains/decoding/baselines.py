@@ -35,6 +35,11 @@ class SoloDecoder:
         """See `Decoder.engines`."""
         return (self.engine,)
 
+    @property
+    def asks_others(self) -> bool:
+        """See `Decoder.asks_others`."""
+        return self.scorer is not None and self.scorer.asks_others
+
     def decode(self, request: Request) -> Iterator[Step]:
         """See `Decoder.decode`."""
         spec = self.grounding or (GroundingSpec() if request.prompt.passages else None)
@@ -55,4 +60,5 @@ class SoloDecoder:
         situation = Situation(answer.request, answer.number, answer.steps, session, session)
         with answer.ledger.charge(self.source, session, verify=True):
             judgement = self.scorer.judge(candidates[0], candidates[0].reading, situation)
-        return Proposal(candidates, 0, replace(judgement, verdict=Verdict.UNVERIFIED))
+        judgement = replace(judgement, verdict=Verdict.UNVERIFIED, threshold=None)
+        return Proposal(candidates, 0, judgement)

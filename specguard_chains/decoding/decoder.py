@@ -92,6 +92,11 @@ class Decoder(Protocol):
         """The engines that it needs, each once; by the last one's tokenizer prompts are counted."""
         ...
 
+    @property
+    def asks_others(self) -> bool:
+        """Whether it waits for what is none of its engines, see `Verifier.asks_others`."""
+        ...
+
     def decode(self, request: Request) -> Iterator[Step]:
         """Yield steps until the answer is complete; the last one has a finish_reason.
 

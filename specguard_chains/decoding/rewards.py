@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
 
 
 class RewardModel(Protocol):
-    """A model that reads a conversation and the steps of its answer."""
-
-    name: str
+    """A model, or any function, that reads a conversation and the steps of its answer."""
 
     def __call__(self, messages: Sequence[Mapping[str, Any]], steps: Sequence[str]) -> float:
         """Return the reward of the newest step, in [0, 1]."""
@@ -41,6 +40,11 @@ class Reward(Protocol):
         """The layer of the draft whose hidden state it needs, None if it needs none."""
         ...
 
+    @property
+    def asks_others(self) -> bool:
+        """See `Verifier.asks_others`."""
+        ...
+
     def rate(self, candidate: Candidate, reading: Reading, situation: Situation) -> float:
         """Return the step's reward, in [0, 1]."""
         ...
@@ -51,6 +55,8 @@ class TextReward:
     """The reward that a model gives which reads the text."""
 
     model: RewardModel
+    asks_others: bool = True
+    """See `Verifier.asks_others`."""
 
     @property
     def state_layer(self) -> int | None:
@@ -62,10 +68,24 @@ class TextReward:
         prompt = situation.request.prompt
         if prompt.text is not None:
             raise ConfigurationError(
-                f"the reward model {self.model.name} needs messages, and this prompt is bare text; "
-                "use the chat model, or a value head"
+                f"the reward model {self._name} needs messages, and this prompt is bare text; use "
+                "the chat model, or a value head"
             )
-        return float(self.model(prompt.messages, [*situation.steps, candidate.text]))
+        reward = self.model(prompt.messages, [*situation.steps, candidate.text])
+        try:
+            value = float(reward)
+        except (TypeError, ValueError):
+            value = nan
+        if not 0 <= value <= 1:
+            raise ConfigurationError(
+                f"the reward model {self._name} must return a number from 0 to 1, not {reward!r}"
+            )
+        return value
+
+    @property
+    def _name(self) -> str:
+        named = getattr(self.model, "name", None) or getattr(self.model, "__name__", None)
+        return str(named or type(self.model).__name__)
 
 
 class ValueHead(BaseModel):
@@ -86,6 +106,11 @@ class ValueHead(BaseModel):
     def state_layer(self) -> int | None:
         """See `Reward.state_layer`."""
         return self.layer
+
+    @property
+    def asks_others(self) -> bool:
+        """See `Verifier.asks_others`."""
+        return False
 
     def rate(self, candidate: Candidate, reading: Reading, situation: Situation) -> float:
         """See `Reward.rate`."""

@@ -20,7 +20,7 @@ from specguard_chains.decoding.rewards import Reward
 from specguard_chains.decoding.steps import Judgement, Verdict
 from specguard_chains.decoding.token_tree import TokenTree
 from specguard_chains.decoding.verification import Situation
-from specguard_chains.errors import ConfigurationError
+from specguard_chains.errors import ConfigurationError, EngineError
 
 JUDGE_INSTRUCTION = (
     "Rate the last step of the reasoning above on a scale from 0 (wrong or useless) to 9 "
@@ -35,6 +35,7 @@ class _NeedsNothing:
 
     needs_grounding = False
     state_layer: int | None = None
+    asks_others = False
 
     def can_accept(self, confidence: float, grounding: float | None) -> bool:
         """See `Verifier.can_accept`."""
@@ -89,6 +90,11 @@ class RewardVerifier(_NeedsNothing):
         """See `Verifier.state_layer`."""
         return self.reward.state_layer
 
+    @property
+    def asks_others(self) -> bool:  # type: ignore[override]
+        """See `Verifier.asks_others`."""
+        return self.reward.asks_others
+
     def judge(self, candidate: Candidate, reading: Reading, situation: Situation) -> Judgement:
         """See `Verifier.judge`."""
         value = self.reward.rate(candidate, reading, situation)
@@ -102,7 +108,7 @@ class TargetJudge(_NeedsNothing):
     """The target reads the step and answers with a digit; from 7 on it is accepted.
 
     The digit is the likeliest of the ten. What the target has read of an accepted step it does not
-    read again. The score is a ninth of the digit, so that 0.7 stands for 7.
+    read again, but for the last token. The score is a ninth of the digit, so that 0.7 stands for 7.
     """
 
     target: Engine
@@ -125,12 +131,19 @@ class TargetJudge(_NeedsNothing):
                 "decoder='specguard' for structured output and required tool calls"
             )
         session = cast("LogitSession", situation.target)
-        tokens = [*session.tokens_of(candidate), *self._question()]
+        step = session.tokens_of(candidate)
+        if candidate.ends_sequence:  # the question ends the turn, as the template does
+            step = step[:-1]
+        tokens = [*step, *self._question()]
         if len(tokens) >= session.room:
             return _judgement(False, reading, threshold=self.threshold)
         logits = _logits_after(session, tokens)
-        digits = [session.encode_text(str(digit))[-1] for digit in range(10)]
-        score = int(np.argmax(logits[digits])) / 9
+        digits = logits[[session.encode_text(str(digit))[-1] for digit in range(10)]]
+        if not np.isfinite(digits).all():
+            raise EngineError(
+                f"the logits of {self.target.name} are not finite numbers; its file is faulty"
+            )
+        score = int(np.argmax(digits)) / 9
         return _judgement(score >= self.threshold, reading, score=score, threshold=self.threshold)
 
     def _question(self) -> list[int]:
@@ -176,7 +189,7 @@ def _judgement(
     return Judgement(
         Verdict.ACCEPTED if accepted else Verdict.REJECTED,
         score=score,
-        confidence=reading.confidence,
+        confidence=reading.confidence if reading.logprobs.size else None,  # a server may give none
         grounding=reading.min_grounding,
         threshold=threshold,
     )

@@ -58,6 +58,11 @@ class SpecGuardDecoder:
         """See `Decoder.engines`."""
         return (self.draft,) if self.draft is self.target else (self.draft, self.target)
 
+    @property
+    def asks_others(self) -> bool:
+        """See `Decoder.asks_others`."""
+        return self.verifier.asks_others
+
     def decode(self, request: Request) -> Iterator[Step]:
         """See `Decoder.decode` (paper, algorithm 1)."""
         with ExitStack() as stack:

@@ -43,6 +43,11 @@ class SpeculativeDecoder:
         """See `Decoder.engines`."""
         return (self.draft,) if self.draft is self.target else (self.draft, self.target)
 
+    @property
+    def asks_others(self) -> bool:
+        """See `Decoder.asks_others`."""
+        return False
+
     def decode(self, request: Request) -> Iterator[Step]:
         """See `Decoder.decode`. Steps are the target's own, cut where SpecGuard cuts them."""
         if request.prompt.passages:

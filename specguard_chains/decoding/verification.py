@@ -53,6 +53,14 @@ class Verifier(Protocol):
         """The layer of the draft whose hidden state readings must carry, None for none."""
         ...
 
+    @property
+    def asks_others(self) -> bool:
+        """Whether it waits for what is no engine of the decoder: a function, a server, a person.
+
+        No other model of this process has to wait meanwhile, and it may even be one that is asked.
+        """
+        ...
+
     def can_accept(self, confidence: float, grounding: float | None) -> bool:
         """Whether a step whose signals are this low so far can still be accepted."""
         ...
@@ -93,6 +101,11 @@ class EnsembleVerifier:
     def state_layer(self) -> int | None:
         """See `Verifier.state_layer`."""
         return self.value_head.layer if self.value_head and self.value_weight else None
+
+    @property
+    def asks_others(self) -> bool:
+        """See `Verifier.asks_others`."""
+        return False
 
     def score(
         self, confidence: float, grounding: float | None, value: float | None = None

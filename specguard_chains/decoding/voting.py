@@ -45,7 +45,12 @@ def best_confidence(answers: Sequence[Sequence[Step]]) -> int:
 class VotingDecoder:
     """Writes n answers with different seeds and gives one of them.
 
-    Its steps come when all answers are complete. The first one carries what the others have cost.
+    Its steps come when all answers are complete. The first one carries what the others have cost;
+    everything else that steps tell is about the answer that is given.
+
+    Of a request, `max_tokens` holds for each answer. Its reviewer and `stop_when` are asked about
+    the steps of every answer, as they are written, one answer after the other: what they say shapes
+    or ends that answer alone.
     """
 
     decoder: Decoder
@@ -61,6 +66,11 @@ class VotingDecoder:
     def engines(self) -> tuple[Engine, ...]:
         """See `Decoder.engines`."""
         return self.decoder.engines
+
+    @property
+    def asks_others(self) -> bool:
+        """See `Decoder.asks_others`."""
+        return self.decoder.asks_others
 
     def decode(self, request: Request) -> Iterator[Step]:
         """See `Decoder.decode`."""

@@ -75,6 +75,7 @@ def test_metadata_and_usage_tell_what_the_answer_has_cost() -> None:
 class AcceptNone:
     needs_grounding: bool = True
     state_layer: int | None = None
+    asks_others: bool = False
 
     def can_accept(self, confidence: float, grounding: float | None) -> bool:
         return True

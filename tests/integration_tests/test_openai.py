@@ -69,6 +69,7 @@ class EveryOther:
 
     needs_grounding: bool = False
     state_layer: int | None = None
+    asks_others: bool = False
 
     def can_accept(self, confidence: float, grounding: float | None) -> bool:
         return True

@@ -31,6 +31,7 @@ class Fixed:
     accept: bool | None
     needs_grounding: bool = False
     state_layer: int | None = None
+    asks_others: bool = False
 
     def can_accept(self, confidence: float, grounding: float | None) -> bool:
         return True
