@@ -25,6 +25,7 @@ from specguard_chains.decoding.decoder import Decoder, Request
 from specguard_chains.decoding.engine import Engine, Prompt
 from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.decoding.steps import Step
+from specguard_chains.decoding.verification import EnsembleVerifier
 from specguard_chains.errors import ConfigurationError, DecodingCancelled, DecodingTimeoutError
 from specguard_chains.hooks import NO_HOOKS, Hooks
 from specguard_chains.metrics import Metrics
@@ -252,13 +253,14 @@ class Call:
 
 def signal_sources(decoder: Decoder) -> dict[str, str | None]:
     """Return which model's signals decide on steps; None where a signal does not."""
+    sources: dict[str, str | None] = {"confidence_from": None, "grounding_from": None}
     if not isinstance(decoder, SpecGuardDecoder):
-        return {"confidence_from": None, "grounding_from": None}
-    grounded = decoder.verifier.needs_grounding
-    return {
-        "confidence_from": decoder.verify_with,
-        "grounding_from": (decoder.grounding_from or decoder.verify_with) if grounded else None,
-    }
+        return sources
+    if isinstance(decoder.verifier, EnsembleVerifier):  # others look at neither
+        sources["confidence_from"] = decoder.verify_with
+    if decoder.verifier.needs_grounding:
+        sources["grounding_from"] = decoder.grounding_from or decoder.verify_with
+    return sources
 
 
 def counting_engine(decoder: Decoder) -> Engine:

@@ -30,6 +30,7 @@ from specguard_chains.models import Progress as ProgressCallback
 WIDE = 96
 """Columns from which signals are named in full."""
 
+_SIGNALS = {"confidence": "conf", "grounding": "ground", "value": "value"}
 _STYLES = {"draft": "green", "target": "yellow"}
 # A model may write any byte; a terminal would obey some of them.
 _CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -76,10 +77,10 @@ def step_facts(step: Mapping[str, Any], console: Console) -> list[Text]:
     if verdict != "unverified":
         facts.append(Text("accepted" if verdict == "accepted" else "draft rejected", style))
         facts.append(Text(_score(step, ascii_only=console.options.ascii_only)))
-        names = ("confidence", "grounding") if console.width >= WIDE else ("conf", "ground")
-        for name, key in zip(names, ("confidence", "grounding"), strict=True):
-            if step[key] is not None:
-                facts.append(Text(f"{name} {step[key]:.2f}"))
+        for name, short in _SIGNALS.items():
+            if step.get(name) is not None:
+                label = name if console.width >= WIDE else short
+                facts.append(Text(f"{label} {step[name]:.2f}"))
     facts.append(Text(f"{sum(step['seconds'].values()):.1f} s", "dim"))
     return facts
 
@@ -92,7 +93,8 @@ def print_metrics(console: Console, metrics: Mapping[str, Any], output_tokens: i
         metrics: As `Metrics.to_dict` gives them.
         output_tokens: Tokens of the answer.
     """
-    seconds = {who: metrics[f"{who}_seconds"] for who in ("draft", "verify", "target")}
+    parts = ("draft", "verify", "select", "target")
+    seconds = {part: metrics[f"{part}_seconds"] for part in parts}
     total = sum(seconds.values())
     steps = [f"{n} by {who}" for who, n in metrics["steps_by_source"].items() if n]
     facts = [f"{_count(metrics['num_steps'], 'step')}: {', '.join(steps)}" if steps else "no steps"]
@@ -103,7 +105,7 @@ def print_metrics(console: Console, metrics: Mapping[str, Any], output_tokens: i
         facts.append(f"{output_tokens / total:.1f} tokens/s")
     _flow(console, [Text(fact, "bold") for fact in facts])
 
-    details = [f"{who} {spent:.1f} s" for who, spent in seconds.items() if spent > 0]
+    details = [f"{part} {spent:.1f} s" for part, spent in seconds.items() if spent > 0]
     for who in ("draft", "target"):
         read, reused = metrics[f"{who}_tokens_read"], metrics[f"{who}_tokens_reused"]
         if read or reused:

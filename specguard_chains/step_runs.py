@@ -24,7 +24,7 @@ PlainStep = Mapping[str, Any]
 
 _INPUTS = ("number", "phase", "source", "candidates", "chosen", "threshold")
 _OUTPUTS = (
-    *("verdict", "score", "confidence", "grounding", "rejected_early"),
+    *("verdict", "score", "confidence", "grounding", "value", "rejected_early"),
     *("text", "tokens", "seconds", "finish_reason"),
 )
 

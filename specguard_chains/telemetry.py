@@ -200,7 +200,7 @@ def _attributes(step: PlainStep, run_id: UUID, capture: bool) -> Iterator[tuple[
     yield "specguard.run_id", str(run_id)  # part of the id that LangChain gives the message
     if step["score"] is not None:
         yield "gen_ai.evaluation.score.value", step["score"]
-    for key in ("number", "source", "phase", "threshold", "confidence", "grounding"):
+    for key in ("number", "source", "phase", "threshold", "confidence", "grounding", "value"):
         if step[key] is not None:
             yield f"specguard.step.{key}", step[key]
     yield "specguard.step.candidates", step["num_candidates"]
@@ -212,7 +212,7 @@ def _attributes(step: PlainStep, run_id: UUID, capture: bool) -> Iterator[tuple[
 
 def _explanation(step: PlainStep) -> str:
     """Return why the step has its verdict, without saying what is in it."""
-    if step["score"] is None or step["threshold"] is None:
+    if step["verdict"] == "unverified" or step["score"] is None or step["threshold"] is None:
         return f"written by the {step['source']}, not verified"
     relation = "at least" if step["verdict"] == "accepted" else "below"
     bound = "at most " if step["rejected_early"] else ""

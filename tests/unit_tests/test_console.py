@@ -131,7 +131,7 @@ def test_a_terminal_gets_long_lines_wrapped_between_words() -> None:
 
 
 def test_metrics_say_who_wrote_what_in_which_time() -> None:
-    steps = [step(), step(**REJECTED, number=2, seconds=StepSeconds(0.5, 0.0, 1.75))]
+    steps = [step(), step(**REJECTED, number=2, seconds=StepSeconds(draft=0.5, target=1.75))]
     at = console(width=100)
     print_metrics(at, Metrics.of(steps).to_dict(), output_tokens=16)
     assert shown(at).splitlines() == [
