@@ -100,6 +100,11 @@ def _rival(options: SpecGuardOptions, draft: Engine, target: Engine) -> Verifier
 def _best_of_n(options: SpecGuardOptions, engine: Engine) -> Decoder:
     """Return a model alone whose answers are ranked by a reward, or else by their confidence."""
     found = reward(options, engine.name)
+    if found is None and not engine.capabilities.logprobs:
+        raise ConfigurationError(
+            f"nothing tells which answer is best: {engine.name} gives no log-probs, and no value "
+            "head of it is known; name a reward_model, or take a server that gives log-probs"
+        )
     if found is None:
         logger.warning(
             "no reward model is named and no value head of %s is known: the best of %d answers is "
@@ -202,7 +207,7 @@ def _shows_states(options: SpecGuardOptions, source: Source) -> bool:
         return False
     rated = options.method == "rsd" or options.decoder.endswith("-best-of-n")
     return (
-        source is options.roles[0]
+        (source is options.roles[0] or _one_model(options))  # one model is one engine
         and (rated or options.value_weight > 0)
         and not is_text_reward(options)
         and kind_of(model) != "openai"

@@ -24,17 +24,18 @@ def reward(options: SpecGuardOptions, writer: str) -> Reward | None:
     """Return what rates the steps of a writer; None if nothing is named or known for it.
 
     Raises:
-        SpecGuardError: What is named cannot be found or loaded.
+        SpecGuardError: What is named cannot be found or loaded, or is another model's value head.
     """
     model = options.reward_model
     if model is None:
-        return value_heads.find(writer)
+        known = value_heads.find(writer)
+        return None if known is None else _checked(known, writer)
     if isinstance(model, ValueHead):
-        return model
+        return _checked(model, writer)
     if isinstance(model, str | os.PathLike):
         name = os.fspath(model)
         if not is_text_reward(options):
-            return ValueHead.load(Path(name).expanduser())
+            return _checked(ValueHead.load(Path(name).expanduser()), writer)
         return TextReward(_process_reward_model(name))
     if callable(model):
         return TextReward(model)
@@ -74,6 +75,17 @@ def value_head(options: SpecGuardOptions, writer: str) -> ValueHead | None:
             "take decoder='rsd' for that one, or set value_weight=0"
         )
     return found
+
+
+def _checked(head: ValueHead, writer: str) -> ValueHead:
+    """Refuse another model's value head: states of the same width would give it any value."""
+    if head.draft != writer:
+        raise ConfigurationError(
+            f"the value head is of {head.draft}, and the steps are written by {writer}; train one "
+            "with `specguard train-reward`, or, if that is the same model by another name, give "
+            'this name as "draft" in the file'
+        )
+    return head
 
 
 @cache
