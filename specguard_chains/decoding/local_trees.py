@@ -44,13 +44,18 @@ class TreeSession(LocalSession):
             return self._grow(tree, []) if new else np.empty((0, self._n_tokens), dtype=np.float32)
         self._drop_branches()
         has_nodes = len(tree.nodes) > 1
-        pending = self._tokens[self._cached :]
+        known = self._cached
+        if self._logits is None:  # if all is cached, the last token's logits are gone: read again
+            known = min(known, len(self._tokens) - 1)
+        pending = self._tokens[known:]
         joined = (
             has_nodes
             and 0 < len(pending) <= JOINED_TOKENS
-            and self._cached >= self._prompt_length
+            and known >= self._prompt_length
             and not self._grounded
         )
+        if joined and known < self._cached:
+            self._cut_cache(known)
         root = None if joined else self._next_logits()[None]
         self._cache.fork(tree.leaves, self._cached)
         self._branches = [Branch(i) for i in range(tree.leaves)]
