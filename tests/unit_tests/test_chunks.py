@@ -74,6 +74,11 @@ def test_steps_in_messages_are_plain_json() -> None:
 def test_a_step_comes_back_from_its_plain_form() -> None:
     original = step(1, "a\u00e9", finish_reason=FinishReason.LENGTH)
     assert Step.from_dict(original.to_dict()) == original
+    older = original.to_dict()
+    for added in ("value", "critical", "reviews", "passages"):
+        del older[added]
+    del older["seconds"]["select"]
+    assert Step.from_dict(older) == original
 
 
 def test_the_last_chunk_has_usage_and_metadata() -> None:

@@ -80,6 +80,16 @@ def test_an_unverified_step_has_no_verdict() -> None:
     assert printed(one).startswith("[1] target  1.8 s\n")
 
 
+def test_a_value_is_shown_where_there_is_one() -> None:
+    assert "ground 0.31  value 0.88\n" in printed(step(value=0.875))
+    assert "grounding 0.31  value 0.88" in printed(step(value=0.875), width=120)
+    older = step().to_dict()
+    del older["value"]
+    at = console()
+    print_step(at, older)
+    assert shown(at) == printed(step())
+
+
 def test_without_attention_no_grounding_is_shown() -> None:
     assert "ground" not in printed(step(grounding=None))
 
@@ -139,6 +149,14 @@ def test_metrics_say_who_wrote_what_in_which_time() -> None:
         "draft 2.0 s  verify 0.2 s  target 1.8 s  draft read 40 tokens, reused 0",
         "    target read 0 tokens, reused 14",
     ]
+
+
+def test_the_time_of_choosing_is_part_of_the_whole() -> None:
+    at = console(width=100)
+    one = step(seconds=StepSeconds(draft=1.0, select=0.5))
+    print_metrics(at, Metrics.of([one]).to_dict(), output_tokens=3)
+    assert "3 tokens in 1.5 s  2.0 tokens/s" in shown(at)
+    assert "draft 1.0 s  select 0.5 s" in shown(at)
 
 
 def test_metrics_of_nothing() -> None:

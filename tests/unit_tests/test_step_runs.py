@@ -75,7 +75,7 @@ def check(run: Run, parent: Run) -> None:
     assert len(run.inputs["candidates"]) == 1
     assert run.outputs["verdict"] == ("accepted" if drafted else "rejected")
     assert run.outputs["text"] == routes.STEPS[run.inputs["number"] - 1]
-    assert run.outputs.keys() >= {"score", "confidence", "grounding"}
+    assert run.outputs.keys() >= {"score", "confidence", "grounding", "value"}
     assert not any(key.startswith("ls_") for key in run.metadata)
 
 

@@ -207,6 +207,25 @@ def test_a_step_that_nobody_verified_has_no_score(telemetry: Telemetry) -> None:
         assert attributes["gen_ai.evaluation.explanation"] == "written by the target, not verified"
 
 
+def test_a_value_is_told_and_a_step_that_is_only_rated_has_no_verdict(telemetry: Telemetry) -> None:
+    def rate(messages: Any, steps: list[str]) -> float:
+        return 1 / len(steps)
+
+    judged = routes.chat(decoder="rsd", reward_model=rate, temperature=0)
+    values = []
+    for attributes in attributes_of(telemetry, judged):
+        values.append(attributes["specguard.step.value"])
+        relation = "at least" if values[-1] >= 0.5 else "below"
+        assert relation in attributes["gen_ai.evaluation.explanation"]
+    assert values == [1, 1 / 2, 1 / 3]
+    rated = routes.chat(decoder="draft-best-of-n", reward_model=rate, num_samples=2)
+    for attributes in attributes_of(telemetry, rated):
+        assert attributes["specguard.step.value"] == attributes["gen_ai.evaluation.score.value"]
+        assert attributes["gen_ai.evaluation.score.label"] == "unverified"
+        assert "specguard.step.threshold" not in attributes
+        assert attributes["gen_ai.evaluation.explanation"] == "written by the draft, not verified"
+
+
 # Content
 
 
