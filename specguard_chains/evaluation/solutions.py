@@ -48,10 +48,14 @@ def steps_of(text: str) -> list[str]:
     return _STEP.findall(text)
 
 
-def text_candidate(text: str) -> Candidate:
-    """Return text as a candidate, which every session encodes in its own tokens."""
+def text_candidate(text: str, *, ends: bool = False) -> Candidate:
+    """Return text as a candidate, which every session encodes in its own tokens.
+
+    One that ends the answer has the end token behind it, as when its model wrote it.
+    """
     unread = Reading(np.zeros(0, dtype=np.float32))
-    return Candidate((), text, unread, Ending.BOUNDARY, vocabulary="")
+    ending = Ending.END_OF_SEQUENCE if ends else Ending.BOUNDARY
+    return Candidate((), text, unread, ending, vocabulary="")
 
 
 @dataclass(frozen=True, slots=True)

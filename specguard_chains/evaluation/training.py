@@ -67,7 +67,7 @@ def read_states(
         for solution in solutions.solutions:
             texts = steps_of(solution.text)
             for number, text in enumerate(texts, start=1):
-                candidate = text_candidate(text)
+                candidate = text_candidate(text, ends=number == len(texts))
                 if not session.fits(candidate):
                     break
                 state = session.read(candidate).state

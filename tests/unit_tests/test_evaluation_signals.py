@@ -30,7 +30,7 @@ from specguard_chains.evaluation.signals import (
 )
 from specguard_chains.evaluation.solutions import Sampler, Solutions, steps_of
 from specguard_chains.evaluation.training import Examples, read_states, train
-from tests.toy_engine import ToyEngine, hidden_state, random_policy, scripted_policy
+from tests.toy_engine import END, ToyEngine, hidden_state, random_policy, scripted_policy
 
 PROBLEM = Problem(id="p/1", question="What is one and one?", answer="2", data="p")
 
@@ -331,8 +331,9 @@ def test_states_are_those_at_the_ends_of_steps() -> None:
     ]
     start = tuple(engine.encode(prompt))
     texts = ["a\n\n", "a\n\nbc\n\n", "a\n\nbc\n\nd", "e\n\n", "e\n\nf"]
-    for (state, _, _), text in zip(read, texts, strict=True):
-        np.testing.assert_array_equal(state, hidden_state((*start, *text.encode())))
+    for (state, _, last), text in zip(read, texts, strict=True):
+        end = [END] if last else []  # decoders read it too
+        np.testing.assert_array_equal(state, hidden_state((*start, *text.encode(), *end)))
 
 
 def examples(signal: float, *, problems: int = 60, width: int = 8, seed: int = 0) -> Examples:
