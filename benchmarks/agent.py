@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gsm8k import wilson
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.callbacks import BaseCallbackHandler
@@ -29,6 +28,7 @@ from pydantic import BaseModel, Field
 
 from specguard_chains import ChatSpecGuard
 from specguard_chains.assembly import assemble
+from specguard_chains.evaluation.statistics import wilson_interval
 from specguard_chains.messages import STEPS_KEY
 
 PRICES = {
@@ -207,7 +207,7 @@ def report(outcomes: list[dict[str, Any]]) -> None:
     for name in names:
         rows = [outcome for outcome in outcomes if outcome["decoder"] == name]
         solved, n = sum(row["solved"] for row in rows), len(rows)
-        low, high = wilson(solved, n)
+        low, high = wilson_interval(solved, n)
         steps, events, calls = (
             sum(values)
             for values in zip(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import time
 from pathlib import Path
@@ -25,6 +24,7 @@ from specguard_chains.assembly import assemble
 from specguard_chains.calibrations.fitting import reasoning_prompt
 from specguard_chains.decoding.decoder import Decoder, Request
 from specguard_chains.decoding.sampling import Sampling
+from specguard_chains.evaluation.statistics import wilson_interval
 from specguard_chains.metrics import Metrics
 from specguard_chains.options import SpecGuardOptions
 
@@ -60,13 +60,6 @@ def run(decoder: Decoder, question: str, max_tokens: int) -> dict[str, Any]:
     }
 
 
-def wilson(correct: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Return the 95 % Wilson interval of a share."""
-    share, centre = correct / n, correct / n + z * z / (2 * n)
-    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return (centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)
-
-
 def report(results: list[dict[str, Any]]) -> None:
     names = list(dict.fromkeys(r["decoder"] for r in results))
     rows = {name: [r for r in results if r["decoder"] == name] for name in names}
@@ -75,7 +68,7 @@ def report(results: list[dict[str, Any]]) -> None:
     print("|---|---|---|---|---|---|")
     for name in names:
         correct, n = sum(r["right"] for r in rows[name]), len(rows[name])
-        low, high = wilson(correct, n)
+        low, high = wilson_interval(correct, n)
         drafts = sum(r["metrics"]["num_drafts"] for r in rows[name])
         accepted = sum(r["metrics"]["num_accepted_steps"] for r in rows[name])
         seconds = [r["seconds"] for r in rows[name]]

@@ -7,10 +7,10 @@ largest share of a step's attention ought to be the one that has the answer.
 from __future__ import annotations
 
 import numpy as np
-from gsm8k import wilson
 from langchain_core.messages import HumanMessage
 
 from specguard_chains import ChatSpecGuard
+from specguard_chains.evaluation.statistics import wilson_interval
 from specguard_chains.messages import STEPS_KEY
 
 CASES = (
@@ -84,7 +84,7 @@ def main() -> None:
                 found.append(order[int(shares.argmax())] == right)
                 told = "  ".join(f"{share:5.1%}" for share in shares)
                 print(f"{told}  {'right' if found[-1] else 'WRONG'}  {step['text'].strip()[:60]}")
-    low, high = wilson(sum(found), len(found))
+    low, high = wilson_interval(sum(found), len(found))
     print(
         f"the right passage has the largest share in {sum(found)} of {len(found)} steps "
         f"({low:.0%} to {high:.0%}; by chance 33%)"

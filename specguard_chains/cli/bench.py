@@ -13,6 +13,7 @@ from rich.table import Table
 from specguard_chains.cli.answering import load
 from specguard_chains.cli.bench_progress import Tally, progress
 from specguard_chains.cli.failures import UsageError, reports_errors
+from specguard_chains.cli.problem_parameters import Limit, Skip
 from specguard_chains.cli.settings import takes_options
 from specguard_chains.cli.streams import ERR, OUT
 from specguard_chains.errors import EvaluationError, SpecGuardError
@@ -66,10 +67,8 @@ def bench(
             "the answers. Those without variety are greedy unless a temperature is given.",
         ),
     ] = DECODERS,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="How many problems of each; by default all.")
-    ] = None,
-    skip: Annotated[int, typer.Option(min=0, help="Problems of each to skip first.")] = 0,
+    limit: Limit = None,
+    skip: Skip = 0,
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Solve nothing; write the reports anew.")
     ] = False,

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from specguard_chains.assembly import load_engine
 from specguard_chains.cli.failures import reports_errors
+from specguard_chains.cli.problem_parameters import Avoid, Limit, Skip, TrainingData
 from specguard_chains.cli.progress import problems_bar
 from specguard_chains.cli.settings import takes_options
 from specguard_chains.cli.streams import ERR, OUT
@@ -51,31 +52,16 @@ TARGET_FORMS: tuple[GroundingForm, ...] = ("sparse", "direct")
 )
 def signals(
     options: SpecGuardOptions,
-    data: Annotated[
-        list[str],
-        typer.Option(
-            metavar="file|name",
-            help='Problems: a file with one JSON object a line, with "question" and "answer", or '
-            "the name of a known benchmark; can be given several times.",
-        ),
-    ],
+    data: TrainingData,
     out: Annotated[
         Path,
         typer.Option(
             metavar="folder", help="Where all is kept; a run that was interrupted goes on there."
         ),
     ],
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="How many problems of each; by default all.")
-    ] = None,
-    skip: Annotated[int, typer.Option(min=0, help="Problems of each to skip first.")] = 0,
-    avoid: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="file|name",
-            help="Problems that will be evaluated on: those that resemble one are left out.",
-        ),
-    ] = None,
+    limit: Limit = None,
+    skip: Skip = 0,
+    avoid: Avoid = None,
 ) -> None:
     """Measure what the signals of a pair are worth.
 

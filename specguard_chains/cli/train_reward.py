@@ -12,6 +12,7 @@ import typer
 from specguard_chains import value_heads
 from specguard_chains.assembly import load_engine
 from specguard_chains.cli.failures import UsageError, reports_errors
+from specguard_chains.cli.problem_parameters import Avoid, Limit, Skip, TrainingData
 from specguard_chains.cli.progress import problems_bar
 from specguard_chains.cli.settings import takes_options
 from specguard_chains.cli.streams import ERR, OUT
@@ -42,14 +43,7 @@ SOLUTIONS = "solutions.jsonl"
 )
 def train_reward(
     options: SpecGuardOptions,
-    data: Annotated[
-        list[str],
-        typer.Option(
-            metavar="file|name",
-            help='Training problems: a file with one JSON object a line, with "question" and '
-            '"answer", or the name of a known benchmark; can be given several times.',
-        ),
-    ],
+    data: TrainingData,
     work: Annotated[
         Path,
         typer.Option(
@@ -57,17 +51,9 @@ def train_reward(
         ),
     ],
     samples: Annotated[int, typer.Option(min=1, max=64, help="Solutions of each problem.")] = 8,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="How many problems of each; by default all.")
-    ] = None,
-    skip: Annotated[int, typer.Option(min=0, help="Problems of each to skip first.")] = 0,
-    avoid: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="file|name",
-            help="Problems that will be evaluated on: those that resemble one are left out.",
-        ),
-    ] = None,
+    limit: Limit = None,
+    skip: Skip = 0,
+    avoid: Avoid = None,
     layer: Annotated[
         int | None,
         typer.Option(

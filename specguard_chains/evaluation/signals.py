@@ -19,6 +19,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from specguard_chains.decoding.arrays import FloatArray
+from specguard_chains.decoding.boundaries import Ending
 from specguard_chains.decoding.engine import (
     Candidate,
     Engine,
@@ -141,7 +142,10 @@ def read_signals(
     """
     steps = [of_texts(step, number) for number, step in enumerate(recording.steps, start=1)]
     places = [Place(step.drafted.candidate(), step.kept.candidate()) for step in recording.steps]
-    own = [Place(step, step) for step in map(text_candidate, steps_of(recording.own.text))]
+    *begun, last = steps_of(recording.own.text) or [""]
+    ended = recording.own.ending is Ending.END_OF_SEQUENCE
+    written = [*map(text_candidate, begun), text_candidate(last, ends=ended)]
+    own = [Place(step, step) for step in written]
     own_steps: list[Signals] = [{} for _ in own]
     for reader in readers:
         steps = _joined(steps, reader.read(prompt, places))
