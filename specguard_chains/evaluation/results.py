@@ -36,6 +36,8 @@ class StepResult:
     regenerated: int
     seconds: dict[str, float]
     phase: str
+    value: float | None = None
+    """Of a reward model or value head; results of older versions have none."""
 
     @classmethod
     def of(cls, step: Step) -> StepResult:
@@ -55,6 +57,7 @@ class StepResult:
             regenerated=step.tokens.regenerated,
             seconds=asdict(step.seconds),
             phase=str(step.phase),
+            value=step.value,
         )
 
     @property

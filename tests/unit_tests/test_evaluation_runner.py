@@ -84,6 +84,7 @@ def test_every_arm_solves_every_problem_and_all_is_recorded(tmp_path: Path) -> N
     assert set(line["steps"][0]) == {
         *("source", "verdict", "score", "confidence", "grounding", "threshold", "rejected_early"),
         *("num_candidates", "answer_tokens", "drafted", "kept", "regenerated", "seconds", "phase"),
+        "value",
     }
     assert {"draft", "verify", "target"} <= set(line["steps"][0]["seconds"])
     assert line["metrics"]["num_steps"] == len(line["steps"])
@@ -92,6 +93,23 @@ def test_every_arm_solves_every_problem_and_all_is_recorded(tmp_path: Path) -> N
     assert line["extracted"] == line["text"][-1:]
     assert line["peak_rss_mb"] > 10
     assert Result.from_dict(line).to_dict() == {**line, "steps": tuple(line["steps"])}
+
+
+def test_what_a_step_is_worth_is_recorded(tmp_path: Path) -> None:
+    given = options(reward_model=lambda messages, steps: len(steps) / 1000)
+    arms = "rsd:threshold=0.002,target"
+    results = run(tmp_path, 1, arms, given=given)
+    values = {result.arm: [step.value for step in result.steps] for result in results}
+    assert values["rsd:threshold=0.002"][:3] == [0.001, 0.002, 0.003]
+    assert set(values["target"]) == {None}
+
+
+def test_results_of_older_versions_can_still_be_read(tmp_path: Path) -> None:
+    (result,) = run(tmp_path, 1, "target")
+    line = result.to_dict()
+    for step in line["steps"]:
+        del step["value"]
+    assert Result.from_dict(line) == result
 
 
 def test_right_is_what_the_checker_says(tmp_path: Path) -> None:
