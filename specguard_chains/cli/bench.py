@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -124,7 +125,7 @@ def _run(
 ) -> None:
     """Solve what is not solved yet."""
     plan = Plan(problems, arms, options.seed or 0)
-    settings = RunSettings.of(options, arms, list(problems), plan.seed)
+    settings = RunSettings.of(options, arms, list(problems), plan.seed, arguments=sys.argv)
     with open_run(out, settings) as log:
         try:
             _solve(plan, log)

@@ -217,6 +217,9 @@ def _read_settings(label: str, settings: Sequence[str]) -> dict[str, Any]:
         name, _, value = setting.partition("=")
         if name in ("seed", "decoder"):
             raise EvaluationError(f"arm {label!r}: {name} cannot be set by an arm")
+        if name == "api_key":  # results would hold it: in the label and in the command
+            arm = label.split(":api_key=")[0]
+            raise EvaluationError(f"arm {arm!r}: set the environment's OPENAI_API_KEY, not api_key")
         if name == "step_delimiter":
             value = value.replace(r"\n", "\n").replace(r"\t", "\t")
         if _is_list(name):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from specguard_chains.evaluation.figures import Figures
+from specguard_chains.evaluation.settings import RunSettings
 from specguard_chains.evaluation.statistics import wilson_interval
 from specguard_chains.evaluation.summary import Run
 from specguard_chains.evaluation.tables import Rows
@@ -25,6 +26,7 @@ def caveats(run: Run, figures: Figures) -> list[str]:
             _comparisons(rows, figures["target"]),
             _controls(rows),
             _failures(rows, run.settings.max_tokens),
+            _machines(run.settings),
             _always(),
         )
     )
@@ -99,10 +101,21 @@ def _failures(rows: Rows, max_tokens: int | None) -> Iterator[str]:
             yield f"{words} {listed(found)}."
 
 
+def _machines(settings: RunSettings) -> Iterator[str]:
+    machines = list(dict.fromkeys(each.machine for each in settings.invocations))
+    if len(machines) > 1:
+        yield (
+            f"Parts of this run come from different machines or software: {'; '.join(machines)}. "
+            "Times of these are mixed here, and texts may differ in near-ties."
+        )
+    else:
+        yield "Times are those of one machine at one time."
+
+
 def _always() -> Iterator[str]:
     yield (
-        "Times are those of one machine at one time. The arms took turns on each problem, so that "
-        "other work on the machine has hit all of them, if not all alike."
+        "The arms took turns on each problem, so that other work on the machine has hit all of "
+        "them, if not all alike."
     )
     yield (
         "Memory is that of the process, which holds the models of all arms; what one arm needs by "

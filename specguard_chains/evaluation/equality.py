@@ -7,12 +7,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from specguard_chains.evaluation.extraction import (
-    bare_number,
-    cleaned,
-    gives_several,
-    plain_words,
-)
+from specguard_chains.decoding.final_answer import bare_number, cleaned, plain_words
+from specguard_chains.evaluation.extraction import gives_several
 
 
 def equal(gold: str, given: str) -> bool:

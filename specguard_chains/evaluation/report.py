@@ -105,6 +105,8 @@ def _facts(run: Run, counts: dict[str, int]) -> Iterator[tuple[str, str]]:
     yield "threads", str(settings.n_threads or "as many as the machine has cores")
     yield "software", f"specguard_chains {settings.version}, Python {settings.python}"
     yield "machine", settings.platform
+    if cpus := dict.fromkeys(each.cpu for each in settings.invocations if each.cpu):
+        yield "processor", ", ".join(cpus)
     yield "started", settings.started
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import os
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from specguard_chains.decoding.engine import Engine
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation.arms import ORACLE, Arm
+from specguard_chains.evaluation.invocation import Invocation
 from specguard_chains.options import SpecGuardOptions
 
 logger = logging.getLogger(__name__)
@@ -47,27 +46,45 @@ class RunSettings:
     python: str
     platform: str
     started: str
+    invocations: tuple[Invocation, ...] = ()
+    """Commands and machines that have added to the run, each once."""
 
     @classmethod
     def of(
-        cls, options: SpecGuardOptions, arms: Sequence[Arm], data: Sequence[str], seed: int
+        cls,
+        options: SpecGuardOptions,
+        arms: Sequence[Arm],
+        data: Sequence[str],
+        seed: int,
+        *,
+        arguments: Sequence[str] | None = None,
     ) -> RunSettings:
-        """Return the settings of a run that begins now."""
+        """Return the settings of a run that begins now.
+
+        Args:
+            options: Those of all arms.
+            arms: What is compared.
+            data: Names of the data sets.
+            seed: Of the run.
+            arguments: Of the process, its own name first; None if no command line began the run.
+        """
         shared = {name: _plain(getattr(options, name)) for name in SHARED}
         defaults = {
             name: _plain(field.default)
             for name, field in SpecGuardOptions.model_fields.items()
             if name not in UNRECORDED and name not in SHARED
         }
+        invocation = Invocation.here(arguments)
         return cls(
-            version=version("specguard_chains"),
+            version=invocation.version,
             data=tuple(data),
             seed=seed,
             arms={arm.label: _settings_of(arm, shared | defaults) for arm in arms},
             defaults=defaults,
-            python=platform.python_version(),
-            platform=platform.platform(),
+            python=invocation.python,
+            platform=invocation.platform,
             started=datetime.now(UTC).isoformat(timespec="seconds"),
+            invocations=(invocation,),
             **shared,
         )
 
@@ -80,7 +97,8 @@ class RunSettings:
         """
         try:
             plain = json.loads(path.read_text(encoding="utf-8"))
-            known = {field.name: plain[field.name] for field in fields(cls)}
+            known = {field.name: (_earlier(plain) | plain)[field.name] for field in fields(cls)}
+            invocations = tuple(Invocation(**each) for each in known["invocations"])
         except FileNotFoundError as error:
             raise EvaluationError(
                 f"{path.parent} has no results, as it has no {path.name}; run `specguard bench` "
@@ -90,7 +108,12 @@ class RunSettings:
             raise EvaluationError(
                 f"{path} does not hold the settings of a run ({error!r}); choose another folder"
             ) from error
-        return cls(**known | {"data": tuple(known["data"])})
+        return cls(**known | {"data": tuple(known["data"]), "invocations": invocations})
+
+    @property
+    def cpu(self) -> str | None:
+        """The model of the processor that the run began on, None if it is not known any more."""
+        return self.invocations[0].cpu if self.invocations else None
 
     def to_json(self) -> str:
         """Return the content of settings.json."""
@@ -107,8 +130,8 @@ class RunSettings:
                 f"{folder} has results of other settings: {'; '.join(found)}. Choose another "
                 "folder, or the settings that these results have"
             )
-        for name in ("version", "python", "platform"):
-            if (old := getattr(self, name)) != (new := getattr(more, name)):
+        for name in ("version", "python", "platform", "cpu"):
+            if (old := getattr(self, name)) is not None and old != (new := getattr(more, name)):
                 logger.warning(
                     "the run in %s was started with %s %s and goes on with %s: mind that when you "
                     "compare seconds",
@@ -119,6 +142,7 @@ class RunSettings:
             data=tuple(dict.fromkeys((*self.data, *more.data))),
             arms=self.arms | more.arms,
             defaults=more.defaults | self.defaults,
+            invocations=tuple(dict.fromkeys((*self.invocations, *more.invocations))),
         )
 
     def _differences(self, more: RunSettings) -> Iterator[str]:
@@ -138,6 +162,12 @@ class RunSettings:
     def _every_setting(self, label: str) -> dict[str, Any]:
         """Return the options of an arm by name, defaults included."""
         return self.defaults | {name: getattr(self, name) for name in SHARED} | self.arms[label]
+
+
+def _earlier(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the settings of older versions lack."""
+    software = {name: plain[name] for name in ("version", "python", "platform")}
+    return {"invocations": [{"command": None, "cpu": None, **software}]}
 
 
 def _settings_of(arm: Arm, usual: Mapping[str, Any]) -> dict[str, Any]:

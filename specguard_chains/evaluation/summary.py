@@ -123,7 +123,8 @@ def summary_of(run: Run) -> Figures:
     data = {name: {"decoders": _rows(run, run.by_arm([name]))} for name in run.data}
     overall = data[run.data[0]]["decoders"] if len(data) == 1 else _rows(run, run.by_arm())
     figures: Figures = _rounded({"target": run.target, "data": data, "decoders": overall})
-    return {"settings": asdict(run.settings), **figures}
+    invocations = [each.public() for each in run.settings.invocations]
+    return {"settings": asdict(run.settings) | {"invocations": invocations}, **figures}
 
 
 def per_problem(folder: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,18 @@ def test_reports_alone_need_results_only(shelf: Shelf, data: Path, tmp_path: Pat
     assert (out / "summary.json").exists()
     assert (out / "report.html").exists()
     assert len(shelf.loaded) == loaded
+
+
+def test_the_command_is_recorded(
+    shelf: Shelf, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = flags(data, tmp_path / "out", "--limit", 1)
+    monkeypatch.setattr(sys, "argv", ["/opt/bin/specguard", "bench", *map(str, arguments)])
+    assert specguard(*arguments).exit_code == 0
+    (told,) = json.loads((tmp_path / "out" / "settings.json").read_text())["invocations"]
+    assert told["command"].startswith("specguard bench --data ./toy.jsonl --out ./out --decoders ")
+    assert str(tmp_path) not in (tmp_path / "out" / "summary.json").read_text()
 
 
 def test_settings_of_all_arms_and_of_one(shelf: Shelf, data: Path, tmp_path: Path) -> None:

@@ -114,6 +114,13 @@ def test_errors_name_arm_option_and_value(listed: str, message: str) -> None:
         arms(listed)
 
 
+def test_a_key_is_in_no_arm_and_in_no_error() -> None:
+    for listed in ("target:api_key=sk-123", "a=target:top_k=2:api_key=sk-123"):
+        with pytest.raises(EvaluationError, match="OPENAI_API_KEY, not api_key") as error:
+            arms(listed)
+        assert "sk-123" not in str(error.value)
+
+
 def test_a_decoder_is_assembled_from_the_arms_options_and_those_it_is_matched_by() -> None:
     made: list[SpecGuardOptions] = []
     (arm,) = parse_arms("specguard:threshold=0.4", options())

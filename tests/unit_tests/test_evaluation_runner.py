@@ -30,12 +30,14 @@ from specguard_chains.errors import (
     ServerTimeoutError,
     SpecGuardError,
 )
-from specguard_chains.evaluation import memory
+from specguard_chains.evaluation import invocation, memory
 from specguard_chains.evaluation.arms import parse_arms
 from specguard_chains.evaluation.folder import open_run, read_results
+from specguard_chains.evaluation.invocation import cpu_model
 from specguard_chains.evaluation.problems import Problem
 from specguard_chains.evaluation.results import Result
 from specguard_chains.evaluation.runner import Plan, Runner, turns
+from specguard_chains.evaluation.settings import RunSettings
 from specguard_chains.options import SpecGuardOptions
 from tests.toy_engine import ToyEngine, random_policy
 from tests.unit_tests.toy_evaluation import (
@@ -140,6 +142,10 @@ def test_the_settings_are_recorded(tmp_path: Path) -> None:
     assert told["arms"]["specguard:num_candidates=2"] == shared | {"num_candidates": 2}
     assert told["arms"]["target"] == shared | {"decoder": "target", "temperature": 0.0}
     assert {"version", "pair", "python", "platform", "started"} <= set(told)
+    (began,) = told["invocations"]
+    assert began["command"] is None, "no command line began it"
+    assert began["cpu"] == cpu_model() != ""
+    assert all(began[name] == told[name] for name in ("version", "python", "platform"))
 
 
 def test_settings_that_are_no_text_are_recorded_by_what_tells_them_apart() -> None:
@@ -376,6 +382,41 @@ def test_another_version_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFix
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": "0.0.1"}))
     run(tmp_path, 1)
     assert "was started with version 0.0.1 and goes on with" in caplog.text
+
+
+def test_every_command_and_machine_that_adds_to_a_run_is_recorded_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def go_on(*arguments: str) -> list[tuple[str | None, str | None]]:
+        given = options()
+        told = RunSettings.of(given, plan(given, 1).arms, ["toy"], 3, arguments=arguments)
+        with open_run(tmp_path, told):
+            pass
+        known = RunSettings.load(tmp_path / "settings.json").invocations
+        return [(each.command, each.cpu) for each in known]
+
+    monkeypatch.setattr(invocation, "cpu_model", lambda: "A")
+    first = ("specguard bench --data x", "A")
+    assert go_on("/usr/bin/specguard", "bench", "--data", "x") == [first]
+    assert go_on("specguard", "bench", "--data", "x") == [first]
+    assert not caplog.text
+    monkeypatch.setattr(invocation, "cpu_model", lambda: "B")
+    second = ("specguard bench --data 'x y'", "B")
+    assert go_on("specguard", "bench", "--data", "x y") == [first, second]
+    assert "was started with cpu A and goes on with B" in caplog.text
+
+
+def test_a_folder_of_an_older_version_is_gone_on_with(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path, 1)
+    path = tmp_path / "settings.json"
+    told = json.loads(path.read_text())
+    (known,) = told.pop("invocations")
+    path.write_text(json.dumps(told))
+    run(tmp_path, 1)
+    assert not caplog.text
+    assert json.loads(path.read_text())["invocations"] == [known | {"cpu": None}, known]
 
 
 def test_killed_in_the_middle_it_loses_only_what_was_in_flight(tmp_path: Path) -> None:
