@@ -12,7 +12,7 @@ import numpy as np
 
 from specguard_chains.decoding.decoder import Decoder, Request
 from specguard_chains.decoding.engine import Engine
-from specguard_chains.decoding.final_answer import final_answer
+from specguard_chains.decoding.final_answer import canonical_answer, final_answer
 from specguard_chains.decoding.steps import Step, StepSeconds, StepTokens
 from specguard_chains.errors import ConfigurationError
 
@@ -24,11 +24,13 @@ Cost = TypeVar("Cost", StepTokens, StepSeconds)
 def majority(answers: Sequence[Sequence[Step]]) -> int:
     """Return the first answer with the final answer that most have; an earlier one among equals.
 
-    Answers without a final answer have no vote unless none has one.
+    Final answers that say the same in other words are one (`canonical_answer`). Answers without a
+    final answer have no vote unless none has one.
     """
     finals = [final_answer("".join(step.text for step in steps)) for steps in answers]
-    votes = Counter(final for final in finals if final is not None)
-    return finals.index(votes.most_common(1)[0][0]) if votes else 0
+    said = [None if final is None else canonical_answer(final) for final in finals]
+    votes = Counter(final for final in said if final is not None)
+    return said.index(votes.most_common(1)[0][0]) if votes else 0
 
 
 def best_value(answers: Sequence[Sequence[Step]]) -> int:

@@ -19,10 +19,11 @@ from pathlib import Path
 
 import pytest
 
+from specguard_chains.decoding.final_answer import bare_number, plain_words
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation import checking, checking_worker
 from specguard_chains.evaluation.checking import AnswerChecker, Checked
-from specguard_chains.evaluation.extraction import bare_number, extracted_answer, plain_words
+from specguard_chains.evaluation.extraction import extracted_answer
 from specguard_chains.evaluation.problems import Problem
 
 ENDLESS = r"\boxed{9^{9^{9}}}"

@@ -126,6 +126,10 @@ def answers_of(decoder: Decoder, asked: Request, n: int) -> list[list[Step]]:
         (["nothing"], 0),
         (["so 1,000", "so 1000", "so 7", "so 7", "it is \\boxed{1000} of 7"], 0),
         (["\\boxed{\\frac{1}{2}}", "so 2", "1 or 2, \\boxed{\\frac{1}{2}}"], 0),
+        (["so 7", "\\boxed{\\$18}", "so 7", "\\boxed{ 18.0 }", "\\boxed{x = 18}"], 1),
+        (["so 7", "\\boxed{18 \\text{ dollars}}", "so 7", "so 18"], 0),  # a tie: the earlier
+        (["so 0.5", "\\boxed{50}", "\\boxed{50\\%}", "it is 50"], 0),
+        (["\\boxed{(C)}", "\\boxed{\\text{b}}", "\\boxed{(B) 42}"], 1),
     ],
 )
 def test_the_final_answer_that_most_have_wins(texts: list[str], chosen: int) -> None:
