@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import cache
 from pathlib import Path
 
 from specguard_chains import value_heads
@@ -88,9 +87,23 @@ def _checked(head: ValueHead, writer: str) -> ValueHead:
     return head
 
 
-@cache
-def _process_reward_model(name: str) -> RewardModel:
-    from specguard_chains.adapters import ProcessRewardModel
+def forget(options: SpecGuardOptions) -> None:
+    """Let the reward model that the options name read all anew next time, if it is loaded."""
+    model = options.reward_model
+    if isinstance(model, str | os.PathLike):
+        model = _loaded.get(os.fspath(model))
+    clear = getattr(model, "clear", None)
+    if callable(clear):
+        clear()
 
-    model: RewardModel = ProcessRewardModel(name)
-    return model
+
+def _process_reward_model(name: str) -> RewardModel:
+    """Return a model, loaded unless the process has it already."""
+    if name not in _loaded:
+        from specguard_chains.adapters import ProcessRewardModel
+
+        _loaded[name] = ProcessRewardModel(name)
+    return _loaded[name]
+
+
+_loaded: dict[str, RewardModel] = {}

@@ -1,8 +1,8 @@
 """Every arm solves every problem; what is recorded already is not solved again.
 
 The arms take turns on each problem, so that drift of the machine hits all alike, and another one
-begins each time. Each starts with empty prompt caches: an arm that found the prompt read already,
-by the same model in another arm, would look faster than it is.
+begins each time. Each starts with empty caches, of prompts and of reward models: an arm that found
+the prompt read already, by the same model in another arm, would look faster than it is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hashlib import blake2b
 from time import perf_counter
 from typing import Any
 
-from specguard_chains import background
+from specguard_chains import background, rewards
 from specguard_chains.assembly import assemble
 from specguard_chains.decoding.baselines import SoloDecoder
 from specguard_chains.decoding.decoder import Decoder, Request
@@ -153,6 +153,7 @@ class Runner:
         else:
             decoder = self._decoder(task, options)
             self._prepare(decoder.engines)
+            rewards.forget(task.arm.options)
             attempt = solve(decoder, task.arm.request(task.problem, seed))
         checked = None
         if attempt.error is None:

@@ -9,14 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from specguard_chains import adapters, rewards
 from specguard_chains.assembly import assemble
+from specguard_chains.decoding.cache import common_prefix
 from specguard_chains.decoding.decoder import Decoder, Request
 from specguard_chains.decoding.engine import Engine
 from specguard_chains.decoding.rewards import ValueHead
@@ -195,6 +197,58 @@ def test_no_arm_finds_the_prompt_read_already(
     assert reused(run(tmp_path / "cleared")) == 0
     monkeypatch.setattr(ToyEngine, "clear", lambda engine: None)
     assert reused(run(tmp_path / "not cleared")) > 0
+
+
+class Remembering:
+    """A reward model that computes only what it has not read the time before."""
+
+    made: ClassVar[list[str]] = []
+
+    def __init__(self, name: str) -> None:
+        Remembering.made.append(name)
+        self.read = ""
+        self.reused = 0
+        self.calls = 0
+
+    def __call__(self, messages: Any, steps: Sequence[str]) -> float:
+        text = "".join([*(message["content"] for message in messages), *steps])
+        if len(steps) == 1:  # an answer begins
+            self.reused += common_prefix(list(map(ord, self.read)), list(map(ord, text)))
+        self.calls += 1
+        self.read = text
+        return 0.5
+
+    def clear(self) -> None:
+        self.read = ""
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_no_arm_finds_the_text_rated_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_name: bool
+) -> None:
+    def reused(folder: str) -> int:
+        monkeypatch.setattr(rewards, "_loaded", {})
+        model = "some/prm" if by_name else Remembering("given")
+        run(tmp_path / folder, 2, "target,rsd,x=rsd", given=options(reward_model=model))
+        used = rewards._loaded["some/prm"] if by_name else model
+        assert isinstance(used, Remembering)
+        assert used.calls > 4
+        return used.reused
+
+    monkeypatch.setitem(vars(adapters), "ProcessRewardModel", Remembering)
+    assert reused("cleared") == 0
+    monkeypatch.setattr(Remembering, "clear", lambda model: None)
+    assert reused("not cleared") > 0
+
+
+def test_an_arm_that_rates_nothing_loads_no_reward_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(vars(adapters), "ProcessRewardModel", Remembering)
+    monkeypatch.setattr(Remembering, "made", [])
+    given = options(reward_model="unused/prm")
+    run(tmp_path, 1, "target,specguard-greedy", given=given)
+    assert Remembering.made == []
 
 
 def test_what_an_engine_does_at_first_is_in_nobodys_time(tmp_path: Path) -> None:
