@@ -25,7 +25,6 @@ from specguard_chains.decoding.decoder import Decoder, Request
 from specguard_chains.decoding.engine import Engine, Prompt
 from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.decoding.steps import Step
-from specguard_chains.decoding.verification import EnsembleVerifier
 from specguard_chains.errors import ConfigurationError, DecodingCancelled, DecodingTimeoutError
 from specguard_chains.hooks import NO_HOOKS, Hooks
 from specguard_chains.metrics import Metrics
@@ -256,7 +255,7 @@ def signal_sources(decoder: Decoder) -> dict[str, str | None]:
     sources: dict[str, str | None] = {"confidence_from": None, "grounding_from": None}
     if not isinstance(decoder, SpecGuardDecoder):
         return sources
-    if isinstance(decoder.verifier, EnsembleVerifier):  # others look at neither
+    if decoder.verifier.needs_confidence:
         sources["confidence_from"] = decoder.verify_with
     if decoder.verifier.needs_grounding:
         sources["grounding_from"] = decoder.grounding_from or decoder.verify_with

@@ -25,6 +25,7 @@ INSTRUCTION = r"Please reason step by step, and put your final answer within \bo
 class AcceptAll:
     """Accepts every step and records its signals."""
 
+    needs_confidence: bool = True
     needs_grounding: bool = True
     state_layer: int | None = None
     asks_others: bool = False

@@ -33,6 +33,7 @@ BLOCK = 32
 class _NeedsNothing:
     """The part of a verifier that looks at no signal while a step is being written."""
 
+    needs_confidence = False
     needs_grounding = False
     state_layer: int | None = None
     asks_others = False

@@ -51,7 +51,7 @@ class SpecGuardDecoder:
             raise ConfigurationError(f"num_candidates must be 1 or more, not {self.num_candidates}")
         for engine in self.engines:
             check_candidates(engine, self.num_candidates, self.shape)
-        _check_signals(self.draft, self.target, self.verify_with)
+        _check_signals(self.draft, self.target, self.verify_with, self.verifier)
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -89,7 +89,9 @@ class SpecGuardDecoder:
             chosen = self._choose(candidates)
         reading = self._read(candidates[chosen], target, answer)
         candidates[chosen] = _with_passages(candidates[chosen], reading)
-        situation = Situation(answer.request, answer.number, answer.steps, draft, target)
+        situation = Situation(
+            answer.request, answer.number, answer.steps, draft, target, answer.tokens_left
+        )
         with answer.ledger.charge(Source.TARGET, target, verify=True):
             judgement = self.verifier.judge(candidates[chosen], reading, situation)
         if answer.is_critical(candidates[chosen]):
@@ -170,9 +172,12 @@ def _with_passages(step: Candidate, read: Reading) -> Candidate:
     return replace(step, reading=replace(step.reading, passages=read.passages))
 
 
-def _check_signals(draft: Engine, target: Engine, verify_with: VerifyWith) -> None:
+def _check_signals(
+    draft: Engine, target: Engine, verify_with: VerifyWith, verifier: Verifier
+) -> None:
     """Refuse models that cannot give the confidence that is to be judged."""
-    if verify_with == "draft" and not draft.capabilities.logprobs:
+    silent = verify_with == "draft" and not draft.capabilities.logprobs
+    if silent and verifier.needs_confidence:
         raise ConfigurationError(
             f"{draft.name} gives no log-probs, which confidence needs; set verify_with='target', "
             "or take a server that gives them"

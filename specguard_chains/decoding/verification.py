@@ -38,10 +38,17 @@ class Situation:
     """What was accepted before it."""
     draft: Session
     target: Session
+    tokens_left: int
+    """How many tokens the answer may still have, the step in progress included."""
 
 
 class Verifier(Protocol):
     """Judges drafted steps. Holds no state of a request, so that requests can share it."""
+
+    @property
+    def needs_confidence(self) -> bool:
+        """Whether readings must carry log-probs."""
+        ...
 
     @property
     def needs_grounding(self) -> bool:
@@ -93,6 +100,11 @@ class EnsembleVerifier:
             )
 
     @property
+    def needs_confidence(self) -> bool:
+        """Whether confidence has any weight."""
+        return self.confidence_weight > 0 and self.value_weight < 1
+
+    @property
     def needs_grounding(self) -> bool:
         """Whether grounding has any weight."""
         return self.confidence_weight < 1 and self.value_weight < 1
@@ -140,7 +152,7 @@ class EnsembleVerifier:
         return Judgement(
             Verdict.ACCEPTED if accepted else Verdict.REJECTED,
             score,
-            confidence,
+            confidence if reading.logprobs.size else None,  # a server may give none
             grounding,
             self.threshold,
             value=value,

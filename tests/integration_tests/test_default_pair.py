@@ -73,6 +73,7 @@ def test_metadata_and_usage_tell_what_the_answer_has_cost() -> None:
 
 @dataclass(frozen=True)
 class AcceptNone:
+    needs_confidence: bool = True
     needs_grounding: bool = True
     state_layer: int | None = None
     asks_others: bool = False

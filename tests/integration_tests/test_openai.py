@@ -67,6 +67,7 @@ def local(model_path: ModelPath) -> Iterator[LlamaCppEngine]:
 class EveryOther:
     """Accepts every other step, whatever the signals say; needs no grounding."""
 
+    needs_confidence: bool = True
     needs_grounding: bool = False
     state_layer: int | None = None
     asks_others: bool = False

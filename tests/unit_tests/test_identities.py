@@ -29,6 +29,7 @@ class Fixed:
     """Gives the same verdict always, or alternates."""
 
     accept: bool | None
+    needs_confidence: bool = False
     needs_grounding: bool = False
     state_layer: int | None = None
     asks_others: bool = False

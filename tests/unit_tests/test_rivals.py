@@ -12,9 +12,10 @@ import pytest
 from specguard_chains import ChatSpecGuard
 from specguard_chains.decoding.baselines import SoloDecoder
 from specguard_chains.decoding.boundaries import Ending, StepShape
+from specguard_chains.decoding.calibration import Bounds, Calibration
 from specguard_chains.decoding.constraint import Constraint
 from specguard_chains.decoding.decoder import Decoder, Request
-from specguard_chains.decoding.engine import Candidate, Prompt, Reading
+from specguard_chains.decoding.engine import Candidate, Capabilities, Prompt, Reading
 from specguard_chains.decoding.rewards import TextReward, ValueHead
 from specguard_chains.decoding.rivals import (
     BLOCK,
@@ -29,7 +30,7 @@ from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.selection import Selector
 from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.decoding.steps import Source, Step, Verdict
-from specguard_chains.decoding.verification import Situation, Verifier
+from specguard_chains.decoding.verification import EnsembleVerifier, Situation, Verifier
 from specguard_chains.errors import ConfigurationError, ContextOverflowError, EngineError
 from tests.toy_engine import (
     ANSWER,
@@ -436,7 +437,7 @@ def test_passages_are_read_by_the_draft_all_the_same() -> None:
 
 
 def situation(seed: int, number: int) -> Situation:
-    return Situation(request(seed), number, (), draft=None, target=None)
+    return Situation(request(seed), number, (), draft=None, target=None, tokens_left=9)
 
 
 def candidate(tokens: int) -> Candidate:
@@ -578,3 +579,100 @@ def test_the_same_request_again_gives_the_same_steps(which: int, sampling: Sampl
 def test_no_confidence_is_told_where_none_was_read() -> None:
     judgement = LengthVerifier(5).judge(candidate(3), UNREAD, situation(0, 1))
     assert judgement.confidence is None
+
+
+# --- drafts that give no log-probs, as some servers do
+
+
+class Silent(ToyEngine):
+    """Gives text and nothing else."""
+
+    def __init__(self, policy: Policy, **settings: Any) -> None:
+        super().__init__(policy, attention=False, states=False, **settings)
+        self.capabilities = Capabilities(logprobs=False, scoring=False, max_candidates=4)
+
+    def open(self, *args: Any, **settings: Any) -> Any:
+        session = super().open(*args, **settings)
+        sample = session.sample
+
+        def unread(*args: Any, watch: Any = None, **settings: Any) -> list[Candidate]:
+            return [replace(one, reading=UNREAD) for one in sample(*args, **settings)]
+
+        session.sample = unread
+        return session
+
+
+@pytest.mark.parametrize("name", ["rsd", "rsd-majority", "specreason"])
+@pytest.mark.parametrize("vocabulary", ["bytes", "a server's"])
+def test_methods_that_rate_the_text_take_a_draft_without_log_probs(
+    name: str, vocabulary: str
+) -> None:
+    def rate(messages: Any, steps: Sequence[str]) -> float:
+        return len(steps[-1]) % 2
+
+    texts = []
+    for kind in (ToyEngine, Silent):
+        target, _ = judging(mixed, random_policy(2))
+        model = ChatSpecGuard(
+            draft=kind(random_policy(1), vocabulary=vocabulary),
+            target=target,
+            decoder=name,
+            reward_model=rate,
+            num_candidates=1,
+            max_tokens=60,
+            max_step_tokens=17,
+            seed=1,
+        )
+        answer = model.invoke("question")
+        texts.append(answer.text)
+        assert answer.response_metadata["specguard"]["confidence_from"] is None
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("name", ["selector", "random", "length"])
+def test_controls_take_a_draft_without_log_probs(name: str) -> None:
+    expected, told = (
+        ChatSpecGuard(
+            draft=kind(random_policy(1)),
+            target=toy(2),
+            decoder=name,
+            max_accepted_tokens=6,
+            max_tokens=60,
+            seed=1,
+        ).invoke("question")
+        for kind in (ToyEngine, Silent)
+    )
+    assert told.text == expected.text
+    assert {step["confidence"] for step in told.additional_kwargs["specguard_steps"]} == {None}
+
+
+def test_what_judges_confidence_still_refuses_such_a_draft() -> None:
+    bounds = Calibration(confidence=Bounds(low=-3, high=0), grounding=Bounds(low=0, high=1))
+    silent = Silent(random_policy(1))
+    for weight in (0.01, 1.0):
+        verifier = EnsembleVerifier(bounds, confidence_weight=weight)
+        assert verifier.needs_confidence
+        with pytest.raises(ConfigurationError, match="no log-probs, which confidence needs"):
+            decoder(verifier, silent, toy(2))
+    by_grounding = EnsembleVerifier(bounds, confidence_weight=0.0, threshold=0.8)
+    assert not by_grounding.needs_confidence
+    told, expected = (
+        list(decoder(by_grounding, draft, toy(2), grounding_from="target").decode(request()))
+        for draft in (silent, toy(1))
+    )
+    assert [(s.text, s.verdict, s.score) for s in told] == [
+        (s.text, s.verdict, s.score) for s in expected
+    ]
+    assert {step.verdict for step in told} == {Verdict.ACCEPTED, Verdict.REJECTED}
+    assert {step.confidence for step in told} == {None}
+    assert all(step.grounding is not None for step in told)
+
+
+@pytest.mark.parametrize("which", range(6))
+def test_none_of_them_needs_log_probs(which: int) -> None:
+    target, _ = judging(mixed, random_policy(2))
+    assert not [*every_verifier(target)][which].needs_confidence
+    head = ValueHead(draft="toy", layer=1, weights=(1.0,) * 4, bias=0.3)
+    bounds = Calibration(confidence=Bounds(low=-3, high=0), grounding=Bounds(low=0, high=1))
+    assert not EnsembleVerifier(bounds, value_head=head, value_weight=1.0).needs_confidence
+    assert EnsembleVerifier(bounds, value_head=head, value_weight=0.9).needs_confidence
