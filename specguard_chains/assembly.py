@@ -35,7 +35,7 @@ from specguard_chains.errors import ConfigurationError
 from specguard_chains.models import Progress, find_pair
 from specguard_chains.models.cache import no_progress
 from specguard_chains.options import SpecGuardOptions
-from specguard_chains.rewards import is_text_reward, required_reward, reward, value_head
+from specguard_chains.rewards import is_value_head, required_reward, reward, value_head
 
 logger = logging.getLogger(__name__)
 
@@ -203,14 +203,15 @@ def load_engine(
 def _shows_states(options: SpecGuardOptions, source: Source) -> bool:
     """Whether a value head reads what the model of this role computes."""
     model = _model(options, source)
-    if isinstance(model, Engine):  # it was loaded as it is
+    if isinstance(model, Engine) or kind_of(model) == "openai":  # it is as it is
         return False
-    rated = options.method == "rsd" or options.decoder.endswith("-best-of-n")
+    best_of_n = options.decoder.endswith("-best-of-n")
+    rates = best_of_n or options.method == "rsd" or options.value_weight > 0
+    writer = options.roles[0] if best_of_n else Source.DRAFT
     return (
-        (source is options.roles[0] or _one_model(options))  # one model is one engine
-        and (rated or options.value_weight > 0)
-        and not is_text_reward(options)
-        and kind_of(model) != "openai"
+        rates
+        and (source is writer or _one_model(options))  # one model is one engine
+        and is_value_head(options, engines.name_of(model))
     )
 
 

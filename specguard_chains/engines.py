@@ -78,6 +78,17 @@ def same_model(one: Reference, other: Reference) -> bool:
     return _identity(one) == _identity(other)
 
 
+def name_of(model: Reference) -> str:
+    """Return the name that the engine of a model has which this process runs."""
+    if isinstance(model, ModelFile):
+        return Path(model.file).stem
+    if (name := _name(model)) in FILES:
+        return Path(FILES[name].file).stem
+    path = Path(name).absolute()
+    is_file = kind_of(model) == "llama.cpp" or path.suffix == ".gguf"
+    return path.stem if is_file else path.name
+
+
 def load(model: Reference, settings: EngineSettings, progress: Progress) -> Engine:
     """Return the engine of a model: the one that the process has with these settings, or a new one.
 

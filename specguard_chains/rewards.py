@@ -19,6 +19,13 @@ def is_text_reward(options: SpecGuardOptions) -> bool:
     return not (isinstance(model, str | os.PathLike) and os.fspath(model).endswith(".json"))
 
 
+def is_value_head(options: SpecGuardOptions, writer: str) -> bool:
+    """Whether a value head rates the steps of a writer: one that is named, or known for it."""
+    if options.reward_model is None:
+        return value_heads.find(writer) is not None
+    return not is_text_reward(options)
+
+
 def reward(options: SpecGuardOptions, writer: str) -> Reward | None:
     """Return what rates the steps of a writer; None if nothing is named or known for it.
 

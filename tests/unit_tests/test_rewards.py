@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specguard_chains import adapters, engines, value_heads
+from specguard_chains import adapters, engines, rewards, value_heads
 from specguard_chains.assembly import assemble
 from specguard_chains.decoding.baselines import SoloDecoder
 from specguard_chains.decoding.boundaries import Ending
@@ -32,6 +32,7 @@ from specguard_chains.errors import (
     EngineError,
     StatesUnavailableError,
 )
+from specguard_chains.models import find_pair
 from specguard_chains.options import SpecGuardOptions
 from specguard_chains.rewards import reward
 from tests.toy_engine import ToyEngine, random_policy
@@ -321,18 +322,68 @@ def text_model(messages: Any, steps: Any) -> float:
         ({"decoder": "rsd", "reward_model": HEAD}, {"d": True, "t": False}),
         ({"decoder": "rsd-majority", "reward_model": HEAD}, {"d": True, "t": False}),
         ({"decoder": "rsd", "reward_model": text_model}, {"d": False, "t": False}),
-        ({"decoder": "draft-best-of-n"}, {"d": True}),
-        ({"decoder": "target-best-of-n"}, {"t": True}),
+        ({"decoder": "draft-best-of-n"}, {"d": False}),  # no head is known: by confidence
+        ({"decoder": "target-best-of-n"}, {"t": False}),
+        ({"decoder": "draft-best-of-n", "reward_model": HEAD}, {"d": True}),
         ({"decoder": "draft-best-of-n", "reward_model": text_model}, {"d": False}),
+        ({"decoder": "draft-best-of-n", "reward_model": "org/prm"}, {"d": False}),
+        ({"decoder": "target", "value_weight": 0.5, "reward_model": HEAD}, {"t": False}),
         ({"decoder": "specreason"}, {"d": False, "t": False}),
         ({"decoder": "target"}, {"t": False}),
     ],
 )
 def test_only_who_is_rated_shows_hidden_states(
-    given: dict[str, Any], expected: dict[str, bool], loaded: list[dict[str, Any]]
+    given: dict[str, Any],
+    expected: dict[str, bool],
+    loaded: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(rewards, "_process_reward_model", lambda name: text_model)
     assemble(files(**given))
     assert {settings["path"]: settings["states"] for settings in loaded} == expected
+
+
+def test_a_known_head_is_read_where_none_is_named(loaded: list[dict[str, Any]]) -> None:
+    value_heads.own_folder().mkdir(parents=True)
+    HEAD.save(value_heads.own_folder() / value_heads.file_name("d"))
+    for given, expected in (
+        ({"decoder": "draft-best-of-n"}, {"d": True}),
+        ({"decoder": "draft-best-of-n", "draft": "folder/../d.gguf"}, {"d": True}),
+        ({"decoder": "target-best-of-n"}, {"t": False}),
+        ({"decoder": "rsd"}, {"d": True, "t": False}),
+        ({"value_weight": 0.5}, {"d": True, "t": False}),
+        ({}, {"d": False, "t": False}),
+    ):
+        loaded.clear()
+        engines.unload()
+        assemble(files(**given))
+        assert {settings["path"]: settings["states"] for settings in loaded} == expected, given
+
+
+def test_the_default_drafts_head_is_read(loaded: list[dict[str, Any]]) -> None:
+    pair = find_pair(SpecGuardOptions().pair)
+    assert value_heads.find(engines.name_of(pair.draft)) is not None
+    for decoder, states in (("draft-best-of-n", True), ("target-best-of-n", False)):
+        loaded.clear()
+        engines.unload()
+        assemble(SpecGuardOptions(decoder=decoder))
+        assert [settings["states"] for settings in loaded] == [states]
+
+
+def test_an_engines_name_is_known_before_it_is_loaded(tmp_path: Path) -> None:
+    pair = find_pair(SpecGuardOptions().pair)
+    (tmp_path / "Some-1.5B").mkdir()
+    for model, name in (
+        ("a/b/m-1.5b.q4.gguf", "m-1.5b.q4"),
+        (Path("m.gguf"), "m"),
+        ("hf://a/m-1.5b.gguf", "m-1.5b"),
+        ("org/Some-1.5B", "Some-1.5B"),
+        ("hf://org/Some-1.5B", "Some-1.5B"),
+        (tmp_path / "Some-1.5B", "Some-1.5B"),
+        (pair.draft, Path(pair.draft.file).stem),
+        (pair.draft.name, Path(pair.draft.file).stem),
+    ):
+        assert engines.name_of(model) == name
 
 
 @pytest.mark.parametrize("given", [{"value_weight": 0.5}, {"decoder": "rsd"}])
