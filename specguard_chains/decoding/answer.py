@@ -170,11 +170,17 @@ class Answer:
         """Whether the answer is complete."""
         return self.finish_reason is not None
 
+    @property
+    def tokens_left(self) -> int:
+        """How many more it may have, by the request and by the room in every context."""
+        limit = self.request.max_tokens
+        return self._room() if limit is None else min(self._room(), limit - self._tokens)
+
     def boundary(self) -> Boundary:
         """Return where the step in progress must end, in tokens of whoever writes it."""
         return Boundary(
             delimiter=self._shape.delimiter,
-            max_tokens=min(self._shape.max_tokens, self._tokens_left()),
+            max_tokens=min(self._shape.max_tokens, self.tokens_left),
             stop=self.request.stop,
             preceding=self._place.tail,
             sections=self.request.sections,
@@ -241,7 +247,7 @@ class Answer:
         self._cutter, self.finish_reason = outlook.cutter, None
         if outlook.finish_reason is FinishReason.STOP or self._reviews[-1:] == [Review.STOP]:
             self.finish_reason = FinishReason.STOP
-        elif not fits or self._tokens_left() < 1:
+        elif not fits or self.tokens_left < 1:
             self.finish_reason = FinishReason.LENGTH
         if source is Source.DRAFT:
             self.ledger.count(source, "kept", len(candidate.tokens))
@@ -262,7 +268,7 @@ class Answer:
         text, reason = cutter.add(candidate.text, last=candidate.ends_sequence), None
         if candidate.ends_sequence or cutter.stopped:
             reason = FinishReason.STOP
-        elif len(candidate.tokens) >= self._tokens_left():
+        elif len(candidate.tokens) >= self.tokens_left:
             reason = FinishReason.LENGTH
         phase = phase_within(self.boundary(), candidate.text)
         if phase is None:  # outside of sections, the answer comes last
@@ -317,7 +323,3 @@ class Answer:
 
     def _room(self) -> int:
         return min(session.room for session in self._sessions)
-
-    def _tokens_left(self) -> int:
-        limit = self.request.max_tokens
-        return self._room() if limit is None else min(self._room(), limit - self._tokens)

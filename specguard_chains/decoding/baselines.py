@@ -57,7 +57,9 @@ class SoloDecoder:
             candidates = answer.sample(session, self.source, 1)
         if self.scorer is None:
             return Proposal(candidates, 0, UNVERIFIED)
-        situation = Situation(answer.request, answer.number, answer.steps, session, session)
+        situation = Situation(
+            answer.request, answer.number, answer.steps, session, session, answer.tokens_left
+        )
         with answer.ledger.charge(self.source, session, verify=True):
             judgement = self.scorer.judge(candidates[0], candidates[0].reading, situation)
         judgement = replace(judgement, verdict=Verdict.UNVERIFIED, threshold=None)

@@ -19,16 +19,20 @@ from specguard_chains.evaluation.problems import Problem
 
 NO_DELIMITER = "\0"
 """No model writes it: the rest of an answer is one step."""
-MAX_TOKENS = 600
 
 
-def go_on(target: Session, candidate: Candidate, max_tokens: int) -> str:
+def go_on(target: Session, candidate: Candidate, tokens_left: int) -> str:
     """Return how the target ends an answer greedily after a candidate; its sequence stays.
+
+    Args:
+        target: Its sequence.
+        candidate: Behind which it goes on.
+        tokens_left: How many tokens the answer may still have, those of the candidate included.
 
     Raises:
         DecodingCancelled: The request was cancelled.
     """
-    left = min(max_tokens, target.room) - len(candidate.tokens)
+    left = min(tokens_left, target.room) - len(candidate.tokens)
     if candidate.ends_sequence or left < 1 or not target.fits(candidate):
         return ""
     length = target.length
@@ -50,7 +54,7 @@ class OracleVerifier(AcceptAll):
 
     def judge(self, candidate: Candidate, reading: Reading, situation: Situation) -> Judgement:
         """See `Verifier.judge`. The score is 1 or 0."""
-        rest = go_on(situation.target, candidate, situation.request.max_tokens or MAX_TOKENS)
+        rest = go_on(situation.target, candidate, situation.tokens_left)
         text = "".join([*situation.steps, candidate.text, rest])
         good = self.checker.check(text, self.problem).right
         return Judgement(

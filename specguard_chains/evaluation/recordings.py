@@ -152,7 +152,7 @@ class Recorder:
             )
             good = well
             if not ahead.startswith(drafted.text):  # else the target would go on just like that
-                rest = go_on(target, drafted, self.max_tokens)
+                rest = go_on(target, drafted, answer.tokens_left)
                 good = self.checker.check(answer.text + drafted.text + rest, problem).right
             kept, source = drafted, Source.DRAFT
             if not good:

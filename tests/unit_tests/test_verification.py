@@ -18,7 +18,7 @@ from specguard_chains.errors import AttentionUnavailableError, ConfigurationErro
 CALIBRATION = Calibration(
     confidence=Bounds(low=-4.0, high=-1.0), grounding=Bounds(low=0.2, high=0.7)
 )
-NOWHERE = Situation(Request(Prompt(text="q")), 1, (), draft=None, target=None)
+NOWHERE = Situation(Request(Prompt(text="q")), 1, (), draft=None, target=None, tokens_left=9)
 CONFIDENCES = [-100.0, -4.0, -3.5, -2.0, -1.1, -1.0, 0.0]
 GROUNDINGS = [0.0, 0.2, 0.3, 0.55, 0.7, 1.0]
 
