@@ -174,6 +174,13 @@ class ToyCache:
             return Rows(rows, None, None, read)
         return Rows(rows, self._rollout.grounding(cells), self._rollout.passages(cells), read)
 
+    def cut(self, branch: int, length: int) -> None:
+        assert length >= self._length, "a branch is not cut into its context"
+        dropped = {cell for _, cell in self._branches[branch][length:]}
+        del self._branches[branch][length:]
+        held = {cell for cells in self._branches.values() for _, cell in cells}
+        self._free.extend(sorted(dropped - held))
+
     def keep(self, branch: int, length: int) -> None:
         kept = self._branches[branch][:length]
         if self._rollout is not None:

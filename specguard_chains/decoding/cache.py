@@ -68,6 +68,10 @@ class Cache(Protocol):
         """
         ...
 
+    def cut(self, branch: int, length: int) -> None:
+        """Drop what a branch holds of a step from position `length` on; others keep theirs."""
+        ...
+
     def keep(self, branch: int, length: int) -> None:
         """Make a branch's first `length` tokens the sequence, and drop all the rest.
 

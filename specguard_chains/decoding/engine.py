@@ -141,11 +141,14 @@ class Session(Protocol):
         *,
         seed: Sequence[int],
         watch: Watch | None = None,
+        guess: Candidate | None = None,
     ) -> list[Candidate]:
         """Return n candidate steps that continue the sequence; the sequence stays as it is.
 
         Candidate i draws from the generator seeded with (*seed, i), so that it does not depend
-        on n. Once `watch` denies every candidate, drafting stops: early rejection.
+        on n. Once `watch` denies every candidate, drafting stops: early rejection. What the
+        candidates have in common with `guess` may be computed several tokens at a time; that
+        changes no text.
 
         Raises:
             ContextOverflowError: The step and its candidates do not fit into the context.

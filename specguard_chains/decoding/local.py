@@ -28,6 +28,7 @@ from specguard_chains.decoding.local_drafts import (
 )
 from specguard_chains.decoding.sampling import Sampling, draw, generators, logprob
 from specguard_chains.decoding.step_writer import StepWriter
+from specguard_chains.decoding.trail import Row, Trail, row_of
 from specguard_chains.errors import ContextOverflowError, EngineError
 
 READ_BLOCK = 32
@@ -97,14 +98,17 @@ class LocalSession:
         *,
         seed: Sequence[int],
         watch: Watch | None = None,
+        guess: Candidate | None = None,
     ) -> list[Candidate]:
         """See `Session.sample`. Equal candidates (greedy sampling) are computed once."""
         self._require_room(boundary.max_tokens)
         distinct = 1 if sampling.greedy else n
+        trail = self._trail(guess, boundary.max_tokens)
         logits = self._next_logits()
         self._cache.fork(distinct, len(self._tokens))
         drafts = [
-            Draft(i, step=self.writer(boundary), matcher=self._fork()) for i in range(distinct)
+            Draft(i, step=self.writer(boundary), matcher=self._fork(), on_trail=True)
+            for i in range(distinct)
         ]
         self._branches = [*drafts]
         rngs = generators(seed, distinct)
@@ -115,7 +119,7 @@ class LocalSession:
             self.counters.written += len(live)
             if reject_early(drafts, watch):
                 break
-            rows = self._compute(live)
+            rows = self._compute(live, trail)
             if reject_early(drafts, watch):
                 break
         candidates = [draft.candidate(grounded=self._grounded) for draft in drafts]
@@ -247,26 +251,53 @@ class LocalSession:
         self.counters.reused = self._reused
         return self._logits
 
-    def _compute(self, live: Sequence[Draft]) -> list[FloatArray]:
-        """Compute each draft's newest token; return the logits of those that go on."""
-        before = len(self._tokens) - 1
-        rows = self._forward(
-            [draft.tokens[-1] for draft in live],
-            [before + len(draft.tokens) for draft in live],
-            [(draft.index,) for draft in live],
-            context=False,
-        )
-        for i, draft in enumerate(live):
-            draft.computed = len(draft.tokens)
-            if rows.grounding is not None:
-                draft.step.grounding.append(float(rows.grounding[i]))
-            if rows.passages is not None:
-                draft.passages.append(rows.passages[i])
-            if draft.step.ending is not None:
-                draft.logits = rows.logits[i].copy()
-                if rows.states is not None:
-                    draft.state = rows.states[i].copy()
-        return [row for draft, row in zip(live, rows.logits, strict=True) if not draft.step.ending]
+    def _trail(self, guess: Candidate | None, max_tokens: int) -> Trail:
+        """Return the way that candidates may go together, in this session's own tokens."""
+        if guess is None:
+            return Trail()
+        own = guess.vocabulary == self._tokenizer.vocabulary
+        tokens = self.tokens_of(guess)[:max_tokens]
+        return Trail(tokens, guess.reading.logprobs if own else ())
+
+    def _compute(self, live: Sequence[Draft], trail: Trail) -> list[FloatArray]:
+        """Compute each draft's newest token; return the logits of those that go on.
+
+        The drafts are equally long. Those that have followed the trail so far share its rows.
+        """
+        n = len(live[0].tokens)
+        place = len(self._tokens) + n - 1
+        for draft in live:
+            if draft.on_trail and not trail.follows(draft.tokens):
+                draft.on_trail = False
+                if trail.reach >= n:
+                    self._cache.cut(draft.index, place)
+        together = [draft.index for draft in live if draft.on_trail]
+        alone = [draft for draft in live if not draft.on_trail]
+        block = trail.block(n - 1) if together and trail.row(n) is None else []
+        own: list[Row] = []
+        if alone or block:
+            rows = self._forward(
+                [*(draft.tokens[-1] for draft in alone), *block],
+                [*[place] * len(alone), *range(place, place + len(block))],
+                [*((draft.index,) for draft in alone), *[together] * len(block)],
+                context=False,
+            )
+            if block and len(self._branches) > 1:  # others compute while these rows are in use
+                rows = replace(rows, logits=rows.logits.copy())
+            own = [row_of(rows, i) for i in range(len(rows.logits))]
+        if block:
+            self.counters.read += len(block) - 1
+            trail.keep(n - 1, own[len(alone) :])
+        after = dict(zip(map(id, alone), own, strict=False))
+        shared = trail.row(n)
+        ahead: list[FloatArray] = []
+        for draft in live:
+            row = after.get(id(draft), shared)
+            assert row is not None
+            draft.take(row)
+            if draft.step.ending is None:
+                ahead.append(row.logits)
+        return ahead
 
     def _forward(
         self,

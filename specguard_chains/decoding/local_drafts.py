@@ -12,6 +12,7 @@ from specguard_chains.decoding.boundaries import Ending
 from specguard_chains.decoding.constraint import Matcher
 from specguard_chains.decoding.engine import Candidate, Watch
 from specguard_chains.decoding.step_writer import StepWriter
+from specguard_chains.decoding.trail import Row
 from specguard_chains.errors import EngineError
 
 
@@ -37,9 +38,23 @@ class Draft(Branch):
     """The attention that each token pays to each passage, if that is read."""
     state: FloatArray | None = field(default=None, kw_only=True)
     """Hidden state of the last token, if that is read and the step is complete."""
+    on_trail: bool = field(default=False, kw_only=True)
+    """Whether all of its tokens are those of a guess."""
 
     def __post_init__(self) -> None:
         self.tokens = self.step.tokens
+
+    def take(self, row: Row) -> None:
+        """Take in what the model says of the newest token."""
+        self.computed = len(self.tokens)
+        if row.grounding is not None:
+            self.step.grounding.append(row.grounding)
+        if row.passages is not None:
+            self.passages.append(row.passages)
+        if self.step.ending is not None:
+            self.logits = row.logits.copy()
+            if row.state is not None:
+                self.state = row.state.copy()
 
     def candidate(self, *, grounded: bool) -> Candidate:
         """Return the step, once it has ended."""

@@ -96,6 +96,7 @@ class SpeculativeSession:
         *,
         seed: Sequence[int],
         watch: Watch | None = None,
+        guess: Candidate | None = None,
     ) -> list[Candidate]:
         """See `Session.sample`. Candidates are written, and given up, one after the other."""
         if boundary.max_tokens > self.room:

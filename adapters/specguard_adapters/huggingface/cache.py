@@ -130,6 +130,14 @@ class HuggingFaceCache:
         whole = np.concatenate(logits) if all_logits and logits[1:] else logits[-1]
         return Rows(whole, grounding, passages, np.concatenate(states) if states else None)
 
+    def cut(self, branch: int, length: int) -> None:
+        """See `Cache.cut`. Cells at the end that are on no branch any more are free again."""
+        first, used = self._committed, self._cells.used
+        beyond = self._positions[first:used] >= length
+        self._members[first:used, branch][beyond] = 0
+        taken = np.flatnonzero(self._members[first:used].any(axis=1))
+        self._cells.used = first + (int(taken[-1]) + 1 if taken.size else 0)
+
     def keep(self, branch: int, length: int) -> None:
         """See `Cache.keep`. The kept path's cells close up behind the context."""
         if length > self._committed:

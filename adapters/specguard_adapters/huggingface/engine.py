@@ -23,6 +23,7 @@ from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.local_engine import LocalEngine, check_at_least_one, check_sizes
 from specguard_chains.decoding.prompt_encoder import PromptEncoder
+from specguard_chains.decoding.trail import LONG
 from specguard_chains.errors import EngineError
 
 
@@ -118,7 +119,8 @@ class HuggingFaceEngine(LocalEngine):
         self._tokenizer = copy_of(loaded.tokenizer, self._model.n_vocab, loaded.name)
         self._ends = self._tokenizer.ends(_end_tokens(loaded.model))
         self._end_token = self._tokenizer.end_of_turn(self._ends)
-        self._cells = n_ctx + (max_candidates - 1) * candidate_tokens
+        # Candidates that turn away from a guess leave up to a block of it behind.
+        self._cells = n_ctx + (max_candidates - 1) * candidate_tokens + LONG
         self._attention_layers = attention_layers
         self._n_batch = n_batch
         if logits_processor is not None:

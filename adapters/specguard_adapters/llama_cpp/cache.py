@@ -117,6 +117,10 @@ class LlamaCppCache:
         whole = np.concatenate(logits) if all_logits and parts[1:] else logits[-1]
         return Rows(whole, grounding, passages, np.concatenate(states) if states else None)
 
+    def cut(self, branch: int, length: int) -> None:
+        """See `Cache.cut`."""
+        self._context.cut(branch, length)
+
     def keep(self, branch: int, length: int) -> None:
         """See `Cache.keep`."""
         if branch:

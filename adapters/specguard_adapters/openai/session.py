@@ -62,9 +62,11 @@ class OpenAISession:
         *,
         seed: Sequence[int],
         watch: Watch | None = None,
+        guess: Candidate | None = None,
     ) -> list[Candidate]:
         """See `Session.sample`. Equal candidates (greedy sampling) are written once.
 
+        A server has its own ways to compute several tokens at a time: guesses are not sent.
         Candidate i has the seed of candidate 0 plus i, which is how vLLM seeds those of one
         request.
         """

@@ -1,0 +1,124 @@
+"""Guesses at what a model is about to write: fewer passes, the same candidates."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from specguard_chains.decoding.boundaries import Boundary
+from specguard_chains.decoding.engine import Candidate, Prompt, Reading, Session
+from specguard_chains.decoding.grounding import GroundingSpec
+from specguard_chains.decoding.sampling import Sampling
+from specguard_chains.decoding.trail import LONG, Row, Trail
+from tests.toy_engine import ToyEngine, random_policy
+
+GREEDY, DRAWN = Sampling(temperature=0), Sampling(temperature=1, top_p=1)
+PROMPT = Prompt(text="question")
+BOUNDARY = Boundary(delimiter="\n\n", max_tokens=40)
+
+
+def engine(seed: int = 1, *, vocabulary: str = "bytes") -> ToyEngine:
+    return ToyEngine(random_policy(seed), vocabulary=vocabulary)
+
+
+def guess_of(tokens: tuple[int, ...], candidate: Candidate, vocabulary: str) -> Candidate:
+    text = bytes(token for token in tokens if token < 256).decode(errors="replace")
+    unread = Reading(np.full(len(tokens), -0.1, dtype=np.float32))
+    return Candidate(tokens, text, unread, candidate.ending, vocabulary)
+
+
+def write(
+    n: int, sampling: Sampling, guess: Candidate | None, seed: int
+) -> tuple[list[Candidate], int, Session]:
+    """Return candidates, how many passes they took, and the session, which goes on with one."""
+    model = engine()
+    spec = GroundingSpec()
+    session = model.open(PROMPT, grounding=spec, state_layer=1)
+    session.sample(1, Boundary(delimiter="\n\n", max_tokens=1), GREEDY, seed=[0])  # the prompt
+    before = model.forward_passes
+    found = session.sample(n, BOUNDARY, sampling, seed=[seed], guess=guess)
+    return found, model.forward_passes - before, session
+
+
+def same(one: Candidate, other: Candidate) -> None:
+    assert (one.tokens, one.text, one.ending) == (other.tokens, other.text, other.ending)
+    for name in ("logprobs", "grounding", "state"):
+        first, second = getattr(one.reading, name), getattr(other.reading, name)
+        assert first is not None
+        assert np.allclose(first, second, atol=1e-6), name  # cells are summed in another order
+
+
+@pytest.mark.parametrize("right", ["all", "some", "none", "more"])
+@pytest.mark.parametrize("vocabulary", ["bytes", "another"])
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_guess_changes_nothing_but_the_passes(
+    n: int, sampling: Sampling, right: str, vocabulary: str, seed: int
+) -> None:
+    plain, passes, session = write(n, sampling, None, seed)
+    tokens = plain[-1].tokens
+    wrong = (ord("Z"),) * 9
+    guessed = {
+        "all": tokens,
+        "some": tokens[: len(tokens) // 2] + wrong,
+        "none": wrong,
+        "more": tokens + wrong,
+    }[right]
+    guess = guess_of(guessed, plain[-1], vocabulary)
+    fast, fewer, guided = write(n, sampling, guess, seed)
+    for one, other in zip(plain, fast, strict=True):
+        same(one, other)
+    assert fewer <= passes
+    for candidate in plain:
+        with closing(session), closing(guided):
+            session.accept(candidate)
+            guided.accept(candidate)
+            after = [s.sample(1, BOUNDARY, sampling, seed=[7]) for s in (session, guided)]
+            same(after[0][0], after[1][0])
+        break
+
+
+def test_a_right_guess_takes_a_pass_for_each_block() -> None:
+    (plain,), passes, _ = write(1, GREEDY, None, 0)
+    assert passes == len(plain.tokens)
+    guess = guess_of(plain.tokens, plain, "bytes")
+    (fast,), fewer, session = write(1, GREEDY, guess, 0)
+    same(plain, fast)
+    assert fewer == -(-len(plain.tokens) // LONG)
+    assert session.counters.written == 1 + len(plain.tokens)
+
+
+def test_a_candidate_that_followed_goes_on_where_the_guess_went_wrong() -> None:
+    (plain,), passes, _ = write(1, GREEDY, None, 0)
+    half = len(plain.tokens) // 2
+    guess = guess_of((*plain.tokens[:half], ord("Z"), ord("Z")), plain, "bytes")
+    (fast,), fewer, _ = write(1, GREEDY, guess, 0)
+    same(plain, fast)
+    assert fewer == passes - half + 1
+
+
+def test_blocks_end_before_doubtful_tokens_and_are_bounded() -> None:
+    logprobs = [0.0] * 100
+    logprobs[2] = logprobs[10] = -1.0
+    trail = Trail(range(100), logprobs)
+    assert trail.block(0) == list(range(10)), "a doubt so near is not worth a pass of its own"
+    assert trail.block(10) == list(range(10, 10 + LONG))
+    assert trail.block(95) == list(range(95, 100))
+
+
+def test_a_trail_knows_how_far_it_was_computed() -> None:
+    trail = Trail([5, 6, 7, 8])
+    assert (trail.reach, trail.row(1)) == (0, None)
+    rows = [Row(np.full(2, i, dtype=np.float32)) for i in range(3)]
+    trail.keep(0, rows)
+    assert trail.reach == 3
+    assert trail.row(0) is None
+    assert trail.row(3) is rows[2]
+    assert trail.row(4) is None
+    assert trail.follows([5])
+    assert trail.follows([5, 6, 7])
+    assert not trail.follows([5, 7])
+    assert not trail.follows([5, 6, 7, 8, 9])
