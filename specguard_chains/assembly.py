@@ -17,6 +17,7 @@ from specguard_chains.decoding.calibration import Calibration
 from specguard_chains.decoding.decoder import Decoder
 from specguard_chains.decoding.engine import Engine
 from specguard_chains.decoding.grounding import GroundingSpec
+from specguard_chains.decoding.rewards import TextReward
 from specguard_chains.decoding.rivals import (
     AcceptAll,
     LengthVerifier,
@@ -112,10 +113,11 @@ def _best_of_n(options: SpecGuardOptions, engine: Engine) -> Decoder:
             engine.name,
             options.num_samples,
         )
-    scorer = AcceptAll() if found is None else RewardVerifier(found)
+    rating = found if isinstance(found, TextReward) else None
+    scorer = AcceptAll() if found is None or rating else RewardVerifier(found)
     shape = StepShape(options.step_delimiter, options.max_step_tokens)
     return VotingDecoder(
-        SoloDecoder(engine, options.roles[0], shape, scorer=scorer),
+        SoloDecoder(engine, options.roles[0], shape, scorer=scorer, rating=rating),
         options.num_samples,
         best_confidence if found is None else best_value,
     )

@@ -11,6 +11,7 @@ from specguard_chains.decoding.boundaries import StepShape
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Engine, Session
 from specguard_chains.decoding.grounding import GroundingSpec
+from specguard_chains.decoding.rewards import TextReward
 from specguard_chains.decoding.steps import UNVERIFIED, Review, Source, Step, Verdict
 from specguard_chains.decoding.verification import Situation, Verifier
 
@@ -29,6 +30,9 @@ class SoloDecoder:
     """Read grounding too: for calibration and analyses."""
     scorer: Verifier | None = None
     """Tells its signals of every step, whose verdict has no consequence: for best of n."""
+    rating: TextReward | None = None
+    """Rates the complete answer, which is the value of its last step. To rate every step would cost
+    as many calls of the reward model."""
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -38,10 +42,13 @@ class SoloDecoder:
     @property
     def asks_others(self) -> bool:
         """See `Decoder.asks_others`."""
-        return self.scorer is not None and self.scorer.asks_others
+        asked = [part for part in (self.scorer, self.rating) if part is not None]
+        return any(part.asks_others for part in asked)
 
     def decode(self, request: Request) -> Iterator[Step]:
         """See `Decoder.decode`."""
+        if self.rating is not None:  # before an answer is written in vain
+            self.rating.check(request.prompt)
         spec = self.grounding or (GroundingSpec() if request.prompt.passages else None)
         layer = self.scorer.state_layer if self.scorer else None
         with closing(request.open(self.engine, spec, layer)) as session:
@@ -50,7 +57,8 @@ class SoloDecoder:
                 written = self._write(session, answer)
                 while answer.review(written.candidate, self.source, written) is Review.REGENERATE:
                     written = self._write(session, answer)
-                yield answer.extend(written.candidate, self.source, written)
+                step = answer.extend(written.candidate, self.source, written)
+                yield self._rated(step, answer) if answer.finished else step
 
     def _write(self, session: Session, answer: Answer) -> Proposal:
         with answer.ledger.charge(self.source, session):
@@ -64,3 +72,13 @@ class SoloDecoder:
             judgement = self.scorer.judge(candidates[0], candidates[0].reading, situation)
         judgement = replace(judgement, verdict=Verdict.UNVERIFIED, threshold=None)
         return Proposal(candidates, 0, judgement)
+
+    def _rated(self, last: Step, answer: Answer) -> Step:
+        """Return the last step with the answer's value, and what it has cost to rate it."""
+        if self.rating is None:
+            return last
+        with answer.ledger.time("verify"):
+            value = self.rating.value(answer.request.prompt, [*answer.steps])
+        _, spent = answer.ledger.settle()
+        seconds = replace(last.seconds, verify=last.seconds.verify + spent.verify)
+        return replace(last, value=value, seconds=seconds)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from specguard_chains.decoding.engine import Candidate, Reading
+from specguard_chains.decoding.engine import Candidate, Prompt, Reading
 from specguard_chains.errors import CalibrationError, ConfigurationError, StatesUnavailableError
 
 if TYPE_CHECKING:
@@ -65,13 +65,28 @@ class TextReward:
 
     def rate(self, candidate: Candidate, reading: Reading, situation: Situation) -> float:
         """See `Reward.rate`."""
-        prompt = situation.request.prompt
+        return self.value(situation.request.prompt, [*situation.steps, candidate.text])
+
+    def check(self, prompt: Prompt) -> None:
+        """Refuse a prompt whose answers cannot be rated.
+
+        Raises:
+            ConfigurationError: It is bare text.
+        """
         if prompt.text is not None:
             raise ConfigurationError(
                 f"the reward model {self._name} needs messages, and this prompt is bare text; use "
                 "the chat model, or a value head"
             )
-        reward = self.model(prompt.messages, [*situation.steps, candidate.text])
+
+    def value(self, prompt: Prompt, steps: Sequence[str]) -> float:
+        """Return the reward of the last of an answer's steps, in [0, 1].
+
+        Raises:
+            ConfigurationError: The prompt is bare text, or the model returns something else.
+        """
+        self.check(prompt)
+        reward = self.model(prompt.messages, steps)
         try:
             value = float(reward)
         except (TypeError, ValueError):

@@ -279,6 +279,26 @@ def test_best_of_n_goes_by_value_or_else_by_confidence(caplog: pytest.LogCapture
             assert ("least confident step" in caplog.text) == (model is None)
 
 
+@pytest.mark.parametrize("name", ["draft", "target"])
+def test_best_of_n_asks_a_reward_model_once_for_each_answer(name: str) -> None:
+    asked: list[int] = []
+
+    def function(messages: Any, steps: Any) -> float:
+        asked.append(len(steps))
+        return 0.5
+
+    prompt = Prompt(messages=[{"role": "user", "content": "question"}])
+    decoder = f"{name}-best-of-n"
+    by_text = assemble(options(decoder=decoder, reward_model=function, num_samples=3))
+    steps = list(by_text.decode(replace(request(sampling=WARM), prompt=prompt)))
+    assert asked[0] == len(steps) > 1, "the first of equal answers"
+    assert len(asked) == 3
+    assert [step.value is None for step in steps] == [True] * (len(steps) - 1) + [False]
+    head = HEAD.model_copy(update={"draft": name[0]})
+    by_head = assemble(options(decoder=decoder, reward_model=head, num_samples=3))
+    assert all(step.value is not None for step in by_head.decode(request(sampling=WARM)))
+
+
 def test_without_log_probs_there_is_no_best_of_n_by_confidence() -> None:
     engine = draft()
     engine.capabilities = replace(engine.capabilities, logprobs=False)

@@ -335,6 +335,69 @@ def test_the_best_of_n_has_the_best_value() -> None:
         assert len(text_of(steps)) == max(map(len, map(text_of, answers)))
 
 
+class Rates:
+    """A reward model that remembers what it was asked."""
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        self.delay_s = delay_s
+        self.asked: list[list[str]] = []
+
+    def __call__(self, messages: Any, steps: Sequence[str]) -> float:
+        time.sleep(self.delay_s)
+        self.asked.append(list(steps))
+        return min(1, len("".join(steps)) / 99)
+
+
+def rated(model: Rates, **settings: Any) -> SoloDecoder:
+    return replace(solo(**settings), rating=TextReward(model))
+
+
+def test_a_reward_model_rates_complete_answers_alone() -> None:
+    for seed in range(6):
+        model, every = Rates(), Rates()
+        answers = answers_of(solo(), request(seed), 5)
+        steps = list(VotingDecoder(rated(model), 5, best_value).decode(request(seed)))
+        assert model.asked == [[s.text for s in answer] for answer in answers]
+        assert [s.value for s in steps[:-1]] == [None] * (len(steps) - 1)
+        assert steps[-1].value == model({}, [text_of(steps)])
+        assert all(s.confidence is not None for s in steps)
+        scoring = scored(RewardVerifier(TextReward(every)))
+        same = list(VotingDecoder(scoring, 5, best_value).decode(request(seed)))
+        assert [s.text for s in steps] == [s.text for s in same]
+        assert steps[-1].value == same[-1].value
+        assert len(every.asked) == sum(map(len, answers)) > 5
+
+
+def test_an_answer_is_rated_once_whatever_ends_it() -> None:
+    whole = list(talkative().decode(request()))
+    stop = text_of(whole)[len(whole[0].text) + 1 :][:3]
+    for ending in (
+        {},
+        {"stop_when": lambda shown: shown.number == 2},
+        {"review": lambda shown: Review.STOP},
+        {"stop": (stop,)},
+        {"max_tokens": 5},
+    ):
+        model = Rates()
+        steps = list(rated(model, end=-40.0).decode(request(**ending)))
+        assert model.asked == [[s.text for s in steps]], "the answer as it is given"
+        assert steps[-1].value is not None
+
+
+def test_to_rate_an_answer_takes_time_of_verification() -> None:
+    steps = list(rated(Rates(delay_s=0.02)).decode(request()))
+    assert [s.seconds.verify > 0.02 for s in steps] == [False] * (len(steps) - 1) + [True]
+
+
+def test_what_cannot_be_rated_is_refused_before_it_is_written() -> None:
+    decoder = rated(Rates())
+    asked = replace(request(), prompt=Prompt(text="question"))
+    with pytest.raises(ConfigurationError, match="bare text"):
+        next(decoder.decode(asked))
+    (engine,) = decoder.engines
+    assert engine.computed_tokens == 0
+
+
 def test_a_reviewed_step_is_rated_anew() -> None:
     seen: list[Step] = []
 
@@ -457,5 +520,6 @@ def test_a_vote_needs_what_its_decoder_needs() -> None:
     assert vote.engines == inner.engines
     assert vote.asks_others
     assert not VotingDecoder(solo(), 2, majority).asks_others
+    assert VotingDecoder(rated(Rates()), 2, best_value).asks_others
     control = replace(inner, verifier=RandomVerifier(0.5))
     assert not VotingDecoder(control, 2, majority).asks_others
