@@ -14,7 +14,7 @@ from rich.table import Table
 from specguard_chains.cli.answering import load
 from specguard_chains.cli.bench_progress import Tally, progress
 from specguard_chains.cli.failures import UsageError, reports_errors
-from specguard_chains.cli.problem_parameters import Limit, Skip
+from specguard_chains.cli.problem_parameters import Limit, Only, Skip
 from specguard_chains.cli.settings import takes_options
 from specguard_chains.cli.streams import ERR, OUT
 from specguard_chains.errors import EvaluationError, SpecGuardError
@@ -22,7 +22,7 @@ from specguard_chains.evaluation import report, summary
 from specguard_chains.evaluation.arms import Arm, parse_arms
 from specguard_chains.evaluation.checking import AnswerChecker
 from specguard_chains.evaluation.folder import ResultsLog, open_run
-from specguard_chains.evaluation.problems import Problem, data_name, load_problems
+from specguard_chains.evaluation.problems import Half, Problem, data_name, load_problems
 from specguard_chains.evaluation.runner import Plan, Runner
 from specguard_chains.evaluation.settings import RunSettings
 from specguard_chains.options import SpecGuardOptions
@@ -70,6 +70,7 @@ def bench(
     ] = DECODERS,
     limit: Limit = None,
     skip: Skip = 0,
+    only: Only = "all",
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Solve nothing; write the reports anew.")
     ] = False,
@@ -84,8 +85,8 @@ def bench(
     """
     if not report_only:
         arms = _arms(decoders, options)
-        problems = _problems(data, limit=limit, skip=skip, seed=options.seed or 0)
-        _run(options, arms, problems, out)
+        problems = _problems(data, limit=limit, skip=skip, seed=options.seed or 0, only=only)
+        _run(options, arms, problems, out, only)
     figures = summary.summarise(out)
     summary.per_problem(out)
     report.write(out)
@@ -101,7 +102,7 @@ def _arms(decoders: str, options: SpecGuardOptions) -> tuple[Arm, ...]:
 
 
 def _problems(
-    sources: Sequence[str] | None, *, limit: int | None, skip: int, seed: int
+    sources: Sequence[str] | None, *, limit: int | None, skip: int, seed: int, only: Half
 ) -> dict[str, Sequence[Problem]]:
     """Return the problems by the name of their data set."""
     if not sources:
@@ -111,7 +112,7 @@ def _problems(
         name = data_name(source)
         if name in problems:
             raise UsageError(f"--data {source}: there is another one called {name}")
-        problems[name] = load_problems(source, limit=limit, skip=skip, seed=seed)
+        problems[name] = load_problems(source, limit=limit, skip=skip, seed=seed, only=only)
         if not problems[name]:
             raise UsageError(f"--data {source} has no problems after the first {skip}")
     return problems
@@ -122,10 +123,13 @@ def _run(
     arms: Sequence[Arm],
     problems: Mapping[str, Sequence[Problem]],
     out: Path,
+    only: Half,
 ) -> None:
     """Solve what is not solved yet."""
     plan = Plan(problems, arms, options.seed or 0)
-    settings = RunSettings.of(options, arms, list(problems), plan.seed, arguments=sys.argv)
+    settings = RunSettings.of(
+        options, arms, list(problems), plan.seed, only=only, arguments=sys.argv
+    )
     with open_run(out, settings) as log:
         try:
             _solve(plan, log)

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from specguard_chains.evaluation.problems import Half
+
 TrainingData = Annotated[
     list[str],
     typer.Option(
@@ -18,6 +20,13 @@ Limit = Annotated[
     int | None, typer.Option(min=1, help="How many problems of each; by default all.")
 ]
 Skip = Annotated[int, typer.Option(min=0, help="Problems of each to skip first.")]
+Only = Annotated[
+    Half,
+    typer.Option(
+        help="Which of the problems: those at even places from 0, at odd ones, or all. Choose "
+        "settings on one half and report the other; --skip and --limit count within it."
+    ),
+]
 Avoid = Annotated[
     list[str] | None,
     typer.Option(

@@ -9,6 +9,7 @@ from typing import Any
 
 from specguard_chains.errors import SpecGuardError
 from specguard_chains.evaluation.arms import GREEDY, parse_arms
+from specguard_chains.evaluation.problems import Half
 from specguard_chains.evaluation.settings import SHARED, RunSettings
 from specguard_chains.evaluation.wording import without_folders
 from specguard_chains.options import SpecGuardOptions
@@ -32,7 +33,7 @@ def command_of(settings: RunSettings, counts: Mapping[str, int]) -> str | None:
         if _means(settings, shared, arms):
             rest = _joined(["--decoders", arms]), _joined(_flags(settings, shared))
             return "\n".join(
-                " \\\n  ".join([_joined(_begin(limit, counts)), *rest])
+                " \\\n  ".join([_joined(_begin(limit, counts, settings.only)), *rest])
                 for limit in dict.fromkeys(counts.values())
             )
     return None
@@ -87,11 +88,13 @@ def _means(settings: RunSettings, shared: Mapping[str, Any], arms: str) -> bool:
     )
 
 
-def _begin(limit: int, counts: Mapping[str, int]) -> Iterator[str]:
+def _begin(limit: int, counts: Mapping[str, int], only: Half) -> Iterator[str]:
     yield from ("specguard", "bench")
     for name, count in counts.items():
         if count == limit:
             yield from ("--data", name)
+    if only != "all":
+        yield from ("--only", only)
     yield from ("--limit", str(limit), "--out", "folder")
 
 

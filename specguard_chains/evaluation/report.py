@@ -99,6 +99,8 @@ def _facts(run: Run, counts: dict[str, int]) -> Iterator[tuple[str, str]]:
         if (value := getattr(settings, name)) is not None:
             yield name, without_folders(value)
     yield "data", ", ".join(f"{name} ({n} problems)" for name, n in counts.items())
+    if settings.only != "all":
+        yield "of these data", f"the problems at {settings.only} places, counted from 0"
     limit = f"at most {settings.max_tokens}" if settings.max_tokens else "no limit"
     yield "tokens of an answer", limit
     yield "seed", str(settings.seed)

@@ -16,6 +16,7 @@ from specguard_chains.decoding.engine import Engine
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation.arms import ORACLE, Arm
 from specguard_chains.evaluation.invocation import Invocation
+from specguard_chains.evaluation.problems import Half
 from specguard_chains.options import SpecGuardOptions
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class RunSettings:
     python: str
     platform: str
     started: str
+    only: Half = "all"
+    """Which of the problems of each data set."""
     invocations: tuple[Invocation, ...] = ()
     """Commands and machines that have added to the run, each once."""
 
@@ -57,6 +60,7 @@ class RunSettings:
         data: Sequence[str],
         seed: int,
         *,
+        only: Half = "all",
         arguments: Sequence[str] | None = None,
     ) -> RunSettings:
         """Return the settings of a run that begins now.
@@ -66,6 +70,7 @@ class RunSettings:
             arms: What is compared.
             data: Names of the data sets.
             seed: Of the run.
+            only: Which of the problems of each data set.
             arguments: Of the process, its own name first; None if no command line began the run.
         """
         shared = {name: _plain(getattr(options, name)) for name in SHARED}
@@ -84,6 +89,7 @@ class RunSettings:
             python=invocation.python,
             platform=invocation.platform,
             started=datetime.now(UTC).isoformat(timespec="seconds"),
+            only=only,
             invocations=(invocation,),
             **shared,
         )
@@ -147,7 +153,7 @@ class RunSettings:
 
     def _differences(self, more: RunSettings) -> Iterator[str]:
         """Yield what keeps results of both from being compared, in words."""
-        for name in (*SHARED, "seed"):
+        for name in (*SHARED, "seed", "only"):
             if (old := getattr(self, name)) != (new := getattr(more, name)):
                 yield f"{name} is {new!r}, there {old!r}"
         for label in self.arms.keys() & more.arms.keys():
@@ -167,7 +173,7 @@ class RunSettings:
 def _earlier(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the settings of older versions lack."""
     software = {name: plain[name] for name in ("version", "python", "platform")}
-    return {"invocations": [{"command": None, "cpu": None, **software}]}
+    return {"only": "all", "invocations": [{"command": None, "cpu": None, **software}]}
 
 
 def _settings_of(arm: Arm, usual: Mapping[str, Any]) -> dict[str, Any]:

@@ -198,6 +198,21 @@ def test_one_data_set_is_given_once(shelf: Shelf, data: Path, tmp_path: Path) ->
     assert "there is another one called toy" in flat(result.stderr)
 
 
+def test_one_half_of_the_problems_is_run(shelf: Shelf, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = specguard(*flags(data, out, "--only", "odd"))
+    assert result.exit_code == 0, result.output
+    assert {result.problem for result in read_results(out)} == {"toy/1", "toy/3"}
+    assert json.loads((out / "summary.json").read_text())["settings"]["only"] == "odd"
+    report = (out / "report.md").read_text()
+    assert "the problems at odd places, counted from 0" in report
+    assert "--only odd --limit 2" in report
+    refused = specguard(*flags(data, out, "--only", "even"))
+    assert refused.exit_code == 1
+    assert "only is 'even', there 'odd'" in flat(refused.stderr)
+    assert specguard(*flags(data, out, "--only", "some")).exit_code == 2
+
+
 def test_another_seed_needs_another_folder(shelf: Shelf, data: Path, tmp_path: Path) -> None:
     specguard(*flags(data, tmp_path, "--limit", 1))
     result = specguard(*flags(data, tmp_path, "--limit", 1, "--seed", 8))
