@@ -17,7 +17,8 @@ from specguard_chains.cli.failures import UsageError, reports_errors
 from specguard_chains.cli.problem_parameters import Limit, Only, Skip
 from specguard_chains.cli.settings import takes_options
 from specguard_chains.cli.streams import ERR, OUT
-from specguard_chains.errors import EvaluationError, SpecGuardError
+from specguard_chains.decoding.decoder import Decoder
+from specguard_chains.errors import ConfigurationError, EvaluationError, SpecGuardError
 from specguard_chains.evaluation import report, summary
 from specguard_chains.evaluation.arms import Arm, parse_arms
 from specguard_chains.evaluation.checking import AnswerChecker
@@ -149,13 +150,21 @@ def _solve(plan: Plan, log: ResultsLog) -> None:
         OUT.print(f"nothing to solve: all {len(tasks)} results are there")
         return
     waiting = {task.arm.label: task.arm for task in pending}.values()
-    decoders = {arm.label: load(arm.options) for arm in waiting}
+    decoders = {arm.label: _loaded(arm) for arm in waiting}
     done = [result for task in tasks if (result := log.get(task.key)) is not None]
     with AnswerChecker() as checker, progress(Tally(done, pending)) as view:
         runner = Runner(plan, log, checker)
         runner.decoders |= {arm.label: decoders[arm.label] for arm in waiting if arm.same_for_all}
         runner.on_begin, runner.on_end = view.begin, view.end
         runner.run()
+
+
+def _loaded(arm: Arm) -> Decoder:
+    """Return an arm's decoder, or say which arm it is that has none."""
+    try:
+        return load(arm.options)
+    except ConfigurationError as error:
+        raise EvaluationError(f"arm {arm.label!r}: {error}") from error
 
 
 def _print_tables(figures: Mapping[str, Any]) -> None:

@@ -37,7 +37,9 @@ GREEDY = frozenset(
 """Run at temperature 0 unless one is given; the others live on variety."""
 ONE_CANDIDATE = ("rsd", "specreason", "specguard-greedy")
 """Draft one candidate, whatever the option says."""
-JUDGES_NOTHING = ("target", "draft", "speculative", "-majority", "-best-of-n")
+CHOOSES = ("-majority", "-best-of-n")
+"""Ends of the names of decoders that choose among answers."""
+JUDGES_NOTHING = ("target", "draft", "speculative", *CHOOSES)
 """Ends of the names of decoders whose steps have no acceptance rate to match."""
 
 Assemble = Callable[[SpecGuardOptions], Decoder]
@@ -241,6 +243,14 @@ def _options(label: str, given: Mapping[str, Any]) -> SpecGuardOptions:
     """Return validated options."""
     try:
         with typed_errors():
-            return SpecGuardOptions(**checked_names(given, SpecGuardOptions.model_fields))
+            options = SpecGuardOptions(**checked_names(given, SpecGuardOptions.model_fields))
     except ConfigurationError as error:
         raise EvaluationError(f"arm {label!r}: {error}") from error
+    sampling = options.sampling()
+    if options.decoder.endswith(CHOOSES) and sampling.greedy and options.num_samples > 1:
+        raise EvaluationError(
+            f"arm {label!r}: with temperature={sampling.temperature} and top_k={sampling.top_k} "
+            f"its {options.num_samples} answers would be the same; give it variety, as in "
+            f"{options.decoder}:temperature=0.7, or num_samples=1"
+        )
+    return options

@@ -170,6 +170,7 @@ def test_settings_of_all_arms_and_of_one(shelf: Shelf, data: Path, tmp_path: Pat
     [
         (["--decoders", "target,slow"], 2, "--decoders: arm 'slow': there is no decoder 'slow'"),
         (["--decoders", "a=specguard:threshold=7"], 2, "arm 'a': threshold='7'"),
+        (["--decoders", "target,draft-majority", "--temperature", "0"], 2, "arm 'draft-majority'"),
         (["--threshold", "7"], 2, "--threshold 7 is not possible"),
         (["--skip", "9"], 2, "toy.jsonl has no problems after the first 9"),
         (["--data", "none.jsonl"], 1, "none.jsonl is neither a file nor a known benchmark"),
@@ -184,6 +185,16 @@ def test_mistakes_are_told_before_anything_is_loaded(
     assert message in flat(result.stderr)
     assert not shelf.loaded
     assert not (tmp_path / "out").exists()
+
+
+def test_an_arm_without_a_decoder_is_told_before_any_problem(
+    shelf: Shelf, data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    result = specguard(*flags(data, out, "--decoders", "target,draft,mine=rsd"))
+    assert result.exit_code == 1
+    assert "arm 'mine': no value head of toy draft is known" in flat(result.stderr)
+    assert read_results(out) == []
 
 
 def test_data_are_asked_for(tmp_path: Path) -> None:

@@ -114,6 +114,24 @@ def test_errors_name_arm_option_and_value(listed: str, message: str) -> None:
         arms(listed)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["rsd-majority", "target-majority", "draft-majority", "target-best-of-n", "draft-best-of-n"],
+)
+def test_answers_to_choose_from_must_differ(name: str) -> None:
+    for listed, shared in (
+        (f"a={name}:temperature=0", {}),
+        (f"target,a={name}", {"temperature": 0}),
+    ):
+        words = f"arm 'a': with temperature=0.0 .* its 4 answers .* {name}:temperature=0.7, or num_samples=1"
+        with pytest.raises(EvaluationError, match=words):
+            arms(listed, **shared)
+    with pytest.raises(EvaluationError, match="top_k=1 its 4 answers would be the same"):
+        arms(f"{name}:top_k=1")
+    arms(f"{name},b={name}:temperature=0:num_samples=1")
+    arms(f"target,{name}:temperature=0.2", temperature=0)
+
+
 def test_a_key_is_in_no_arm_and_in_no_error() -> None:
     for listed in ("target:api_key=sk-123", "a=target:top_k=2:api_key=sk-123"):
         with pytest.raises(EvaluationError, match="OPENAI_API_KEY, not api_key") as error:
