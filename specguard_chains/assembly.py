@@ -80,6 +80,7 @@ def _writer(options: SpecGuardOptions, *needed: Engine) -> Decoder:
         num_candidates=_candidates(options) if options.method in SELECTING else 1,
         select=_selector(options),
         shape=shape,
+        salvage=options.salvage,
     )
 
 
@@ -147,6 +148,7 @@ def _specguard(
         grounding=grounding,
         shape=shape,
         early_rejection=options.early_rejection,
+        salvage=options.salvage,
     )
 
 

@@ -24,6 +24,8 @@ class Metrics:
     """Of these, the ones that are in the answer."""
     num_regenerated_tokens: int
     """Tokens that the target sampled, over all candidates."""
+    num_salvaged_tokens: int
+    """Of these, the ones that the rejected steps had right: computed several at a time."""
     num_early_rejections: int
     """Drafted steps that were rejected before they were complete."""
     acceptance_rate: float | None
@@ -58,6 +60,7 @@ class Metrics:
             num_draft_tokens=sum(step.tokens.drafted for step in steps),
             num_accepted_tokens=sum(step.tokens.kept for step in steps),
             num_regenerated_tokens=sum(step.tokens.regenerated for step in steps),
+            num_salvaged_tokens=sum(step.tokens.salvaged for step in steps),
             num_early_rejections=sum(step.rejected_early for step in steps),
             acceptance_rate=len(accepted) / len(judged) if judged else None,
             steps_by_source={str(source): sources[str(source)] for source in Source},

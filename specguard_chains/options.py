@@ -90,6 +90,9 @@ class SpecGuardOptions(BaseModel):
     """A longer step is cut there and goes on as the next one."""
     early_rejection: bool = True
     """Stop drafting a step that can no longer be accepted; the text is the same without."""
+    salvage: bool = True
+    """Compute what the target writes like a rejected step several tokens at a time; the text is
+    the same without."""
     critical_steps: CriticalSteps = "verify"
     """Whether tool calls and the last step may come from the draft if they pass (verify), or are
     the target's in any case (target)."""

@@ -82,7 +82,7 @@ class Ledger:
             with self.time("verify" if verify else source):
                 yield
         finally:
-            for what in ("written", "read", "reused"):
+            for what in ("written", "guessed", "read", "reused"):
                 spent = getattr(session.counters, what) - getattr(before, what)
                 self._tokens[source, what] += spent
 
@@ -107,6 +107,7 @@ class Ledger:
             drafted=tokens[Source.DRAFT, "written"],
             kept=tokens[Source.DRAFT, "kept"],
             regenerated=tokens[Source.TARGET, "written"],
+            salvaged=tokens[Source.TARGET, "guessed"],
             draft_read=tokens[Source.DRAFT, "read"],
             target_read=tokens[Source.TARGET, "read"],
             draft_reused=tokens[Source.DRAFT, "reused"],
@@ -189,7 +190,12 @@ class Answer:
         )
 
     def sample(
-        self, session: Session, source: Source, n: int, watch: Watch | None = None
+        self,
+        session: Session,
+        source: Source,
+        n: int,
+        watch: Watch | None = None,
+        guess: Candidate | None = None,
     ) -> list[Candidate]:
         """Let a session write n candidates for the step in progress, other ones each time."""
         version, sampling = self._versions[source], self.request.sampling
@@ -202,6 +208,7 @@ class Answer:
             sampling,
             seed=(self.request.seed, self.number, source is Source.TARGET, *[version][:version]),
             watch=watch,
+            guess=guess,
         )
 
     def is_critical(self, candidate: Candidate | None = None) -> bool:

@@ -114,6 +114,8 @@ class Counters:
     """Tokens that the model read without writing them (prompt, foreign steps)."""
     written: int = 0
     """Tokens that the model sampled, over all candidates."""
+    guessed: int = 0
+    """Of these, the ones that a guess had right."""
     reused: int = 0
     """Prompt tokens taken over from an earlier request's cache."""
 

@@ -122,6 +122,7 @@ class LocalSession:
             rows = self._compute(live, trail)
             if reject_early(drafts, watch):
                 break
+        self.counters.read += trail.reach - trail.walked
         candidates = [draft.candidate(grounded=self._grounded) for draft in drafts]
         return candidates if distinct == n else candidates * n
 
@@ -272,6 +273,9 @@ class LocalSession:
                 if trail.reach >= n:
                     self._cache.cut(draft.index, place)
         together = [draft.index for draft in live if draft.on_trail]
+        if together:
+            self.counters.guessed += len(together)
+            trail.walked = n
         alone = [draft for draft in live if not draft.on_trail]
         block = trail.block(n - 1) if together and trail.row(n) is None else []
         own: list[Row] = []
@@ -286,7 +290,6 @@ class LocalSession:
                 rows = replace(rows, logits=rows.logits.copy())
             own = [row_of(rows, i) for i in range(len(rows.logits))]
         if block:
-            self.counters.read += len(block) - 1
             trail.keep(n - 1, own[len(alone) :])
         after = dict(zip(map(id, alone), own, strict=False))
         shared = trail.row(n)

@@ -44,6 +44,9 @@ class SpecGuardDecoder:
     shape: StepShape = field(default_factory=StepShape)
     early_rejection: bool = True
     """Stop drafting once no candidate can be accepted. Changes time, never the text."""
+    salvage: bool = True
+    """Let the target compute several tokens at a time where it writes what was rejected anyway.
+    Changes time, never the text."""
 
     def __post_init__(self) -> None:
         """Validate."""
@@ -73,9 +76,9 @@ class SpecGuardDecoder:
                 if proposal.judgement.verdict is Verdict.ACCEPTED:
                     step, source = proposal.candidate, Source.DRAFT
                 else:
-                    step, source = self._regenerate(draft, target, answer), Source.TARGET
+                    step, source = self._regenerate(draft, target, answer, proposal), Source.TARGET
                 while answer.review(step, source, proposal) is Review.REGENERATE:
-                    step, source = self._regenerate(draft, target, answer), Source.TARGET
+                    step, source = self._regenerate(draft, target, answer, proposal), Source.TARGET
                 yield answer.extend(step, source, proposal)
 
     def _propose(self, draft: Session, target: Session, answer: Answer) -> Proposal:
@@ -98,10 +101,18 @@ class SpecGuardDecoder:
             judgement = replace(judgement, verdict=Verdict.REJECTED, critical=True)
         return Proposal(candidates, chosen, judgement)
 
-    def _regenerate(self, draft: Session, target: Session, answer: Answer) -> Candidate:
-        """Let the target write the step from the context, not from the draft's text."""
+    def _regenerate(
+        self, draft: Session, target: Session, answer: Answer, proposal: Proposal
+    ) -> Candidate:
+        """Let the target write the step from the context; the draft's text is no more than a guess.
+
+        It draws every token itself, so that the text is the same without the guess. (Accepting
+        drafted tokens by min(1, p / q), as speculative decoding does, would not have the target's
+        law here: those that are left over from a rejection do not have the draft's.)
+        """
+        guess = proposal.candidate if self.salvage and proposal.candidates else None
         with answer.ledger.charge(Source.TARGET, target):
-            candidates = answer.sample(target, Source.TARGET, self.num_candidates)
+            candidates = answer.sample(target, Source.TARGET, self.num_candidates, guess=guess)
         with answer.ledger.time("select"):
             step = candidates[self._choose(candidates)]
         if not answer.request.prompt.passages or self._reader == "target" or draft is target:

@@ -81,6 +81,8 @@ class StepTokens:
     """Of the drafted ones, those that became part of the answer."""
     regenerated: int = 0
     """Sampled from the target, over all candidates."""
+    salvaged: int = 0
+    """Of these, the ones that the rejected step had right: computed several at a time."""
     draft_read: int = 0
     """Read by the draft without writing them: the prompt, the target's steps."""
     target_read: int = 0

@@ -50,6 +50,8 @@ class Trail:
         """Start before the first token; `logprobs` are the writer's own, if there are any."""
         self.tokens = list(tokens)
         self._doubtful = [i for i, value in enumerate(logprobs) if value < DOUBTFUL]
+        self.walked = 0
+        """How many of the tokens somebody has drawn."""
         self._rows: list[Row] = []
         self._first = 0  # number of tokens up to the first row's
 

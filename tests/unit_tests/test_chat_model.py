@@ -400,6 +400,7 @@ def test_every_option_is_identifying() -> None:
         "step_delimiter": ".",
         "max_step_tokens": 9,
         "early_rejection": False,
+        "salvage": False,
         "critical_steps": "target",
         "tool_instruction": "Use tools.",
         "schema_instruction": "Follow {schema}.",

@@ -8,14 +8,22 @@ import numpy as np
 import pytest
 
 from specguard_chains.decoding.boundaries import Boundary
+from specguard_chains.decoding.calibration import Bounds, Calibration
+from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Candidate, Prompt, Reading, Session
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.sampling import Sampling
+from specguard_chains.decoding.specguard import SpecGuardDecoder, VerifyWith
+from specguard_chains.decoding.steps import Step, Verdict
 from specguard_chains.decoding.trail import LONG, Row, Trail
+from specguard_chains.decoding.verification import EnsembleVerifier
 from tests.toy_engine import ToyEngine, random_policy
 
 GREEDY, DRAWN = Sampling(temperature=0), Sampling(temperature=1, top_p=1)
 PROMPT = Prompt(text="question")
+CALIBRATION = Calibration(
+    confidence=Bounds(low=-3.0, high=0.0), grounding=Bounds(low=0.0, high=1.0)
+)
 BOUNDARY = Boundary(delimiter="\n\n", max_tokens=40)
 
 
@@ -122,3 +130,41 @@ def test_a_trail_knows_how_far_it_was_computed() -> None:
     assert trail.follows([5, 6, 7])
     assert not trail.follows([5, 7])
     assert not trail.follows([5, 6, 7, 8, 9])
+
+
+@pytest.mark.parametrize("verify_with", ["draft", "target"])
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("seed", range(6))
+def test_salvage_changes_no_text(
+    seed: int, k: int, sampling: Sampling, verify_with: VerifyWith
+) -> None:
+    request = Request(Prompt(text=f"question {seed}"), sampling, seed=seed, max_tokens=120)
+
+    def answer(*, salvage: bool) -> tuple[list[Step], int]:
+        # The target is the draft but for small differences: many of its tokens are the same.
+        near = random_policy(1)
+        far = random_policy(2)
+        draft = ToyEngine(near)
+        target = ToyEngine(lambda tokens: near(tokens) + np.float32(0.2) * far(tokens))
+        decoder = SpecGuardDecoder(
+            draft,
+            target,
+            EnsembleVerifier(CALIBRATION, confidence_weight=0.5, threshold=0.5),
+            num_candidates=k,
+            verify_with=verify_with,
+            salvage=salvage,
+        )
+        return list(decoder.decode(request)), target.forward_passes
+
+    (with_it, fewer), (without, passes) = answer(salvage=True), answer(salvage=False)
+    assert [step.text for step in with_it] == [step.text for step in without]
+    assert [step.verdict for step in with_it] == [step.verdict for step in without]
+    assert sum(step.tokens.salvaged for step in without) == 0
+    rejected = [step for step in with_it if step.verdict is Verdict.REJECTED]
+    assert all(step.tokens.salvaged <= step.tokens.regenerated for step in with_it)
+    assert all(step.tokens.salvaged == 0 for step in with_it if step not in rejected)
+    assert fewer <= passes
+    if sampling.greedy and rejected:
+        assert sum(step.tokens.salvaged for step in rejected) > 0
+        assert fewer < passes
