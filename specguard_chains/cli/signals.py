@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +23,7 @@ from specguard_chains.decoding.rewards import ValueHead
 from specguard_chains.decoding.steps import Source
 from specguard_chains.evaluation import signal_report
 from specguard_chains.evaluation.checking import AnswerChecker
-from specguard_chains.evaluation.lines import append_line, read_lines
+from specguard_chains.evaluation.lines import Lines, open_lines
 from specguard_chains.evaluation.problems import Problem, prompt_for
 from specguard_chains.evaluation.recordings import Recorder, Recording
 from specguard_chains.evaluation.signal_table import Row, table
@@ -82,27 +82,34 @@ def signals(
 
 def _record(options: SpecGuardOptions, problems: Sequence[Problem], path: Path) -> list[Recording]:
     """Return the problems' drafted steps, those that are in the file already and new ones."""
-    known = {recording.problem: recording for recording in read_lines(path, Recording)}
-    missing = [problem for problem in problems if problem.id not in known]
-    if missing:
-        with fetch_progress(ERR) as progress:
-            draft, target = (
-                load_engine(options, source, progress=progress, attention=False)
-                for source in Source
-            )
-        with AnswerChecker() as checker, problems_bar("recording", len(missing)) as advance:
-            recorder = Recorder(
-                draft,
-                target,
-                checker,
-                max_tokens=options.max_tokens or MAX_TOKENS,
-                seed=options.seed or 0,
-            )
-            for problem in missing:
-                known[problem.id] = recorder.record(problem)
-                append_line(path, known[problem.id])
-                advance()
+    with open_lines(path, Recording.model_validate_json) as lines:
+        known = {recording.problem: recording for recording in lines.records}
+        if missing := [problem for problem in problems if problem.id not in known]:
+            known |= {recording.problem: recording for recording in _new(options, missing, lines)}
     return [known[problem.id] for problem in problems]
+
+
+def _new(
+    options: SpecGuardOptions, problems: Sequence[Problem], lines: Lines[Recording]
+) -> Iterator[Recording]:
+    """Record problems, each on the disk before it is yielded."""
+    with fetch_progress(ERR) as progress:
+        draft, target = (
+            load_engine(options, source, progress=progress, attention=False) for source in Source
+        )
+    with AnswerChecker() as checker, problems_bar("recording", len(problems)) as advance:
+        recorder = Recorder(
+            draft,
+            target,
+            checker,
+            max_tokens=options.max_tokens or MAX_TOKENS,
+            seed=options.seed or 0,
+        )
+        for problem in problems:
+            recording = recorder.record(problem)
+            lines.append(recording.model_dump_json())
+            advance()
+            yield recording
 
 
 def _read(
@@ -112,15 +119,15 @@ def _read(
     path: Path,
 ) -> list[ReadSignals]:
     """Return the signals of all drafted steps, those in the file and new ones."""
-    known = {signals.problem: signals for signals in read_lines(path, ReadSignals)}
     pairs = [pair for pair in zip(problems, recordings, strict=True) if pair[1].steps]
-    missing = [pair for pair in pairs if pair[0].id not in known]
-    if missing:
-        readers = _readers(options)
+    with open_lines(path, ReadSignals.model_validate_json) as lines:
+        known = {signals.problem: signals for signals in lines.records}
+        missing = [pair for pair in pairs if pair[0].id not in known]
+        readers = _readers(options) if missing else []
         with problems_bar("reading", len(missing)) as advance:
             for problem, recording in missing:
                 known[problem.id] = read_signals(readers, prompt_for(problem), recording)
-                append_line(path, known[problem.id])
+                lines.append(known[problem.id].model_dump_json())
                 advance()
     return [known[problem.id] for problem, _ in pairs]
 

@@ -23,7 +23,7 @@ from specguard_chains.decoding.local_engine import LocalEngine
 from specguard_chains.decoding.steps import Source
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation.checking import AnswerChecker
-from specguard_chains.evaluation.lines import append_line, read_lines
+from specguard_chains.evaluation.lines import open_lines
 from specguard_chains.evaluation.problems import Problem, data_name, prompt_for
 from specguard_chains.evaluation.solutions import Sampler, Solutions
 from specguard_chains.evaluation.training import Examples, Trained, read_states, train
@@ -117,9 +117,9 @@ def _sample(
     options: SpecGuardOptions,
 ) -> list[Solutions]:
     """Return the problems' solutions, those that are in the file already and new ones."""
-    known = {solutions.problem: solutions for solutions in read_lines(path, Solutions)}
-    missing = [problem for problem in problems if problem.id not in known]
-    with AnswerChecker() as checker, problems_bar("sampling", len(missing)) as advance:
+    with open_lines(path, Solutions.model_validate_json) as lines, AnswerChecker() as checker:
+        known = {solutions.problem: solutions for solutions in lines.records}
+        missing = [problem for problem in problems if problem.id not in known]
         sampler = Sampler(
             engine,
             checker,
@@ -128,10 +128,11 @@ def _sample(
             options.sampling(),
             options.seed or 0,
         )
-        for problem in missing:
-            known[problem.id] = sampler.sample(problem)
-            append_line(path, known[problem.id])
-            advance()
+        with problems_bar("sampling", len(missing)) as advance:
+            for problem in missing:
+                known[problem.id] = sampler.sample(problem)
+                lines.append(known[problem.id].model_dump_json())
+                advance()
     return [known[problem.id] for problem in problems]
 
 

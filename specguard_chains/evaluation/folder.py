@@ -6,31 +6,25 @@ A run that ends, however it ends, can be gone on with: what is recorded is never
 from __future__ import annotations
 
 import json
-import logging
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
-
-from filelock import FileLock, Timeout
 
 from specguard_chains.errors import EvaluationError
+from specguard_chains.evaluation.lines import Lines, open_lines, read_lines
 from specguard_chains.evaluation.results import Key, Result
 from specguard_chains.evaluation.settings import RunSettings
 
-logger = logging.getLogger(__name__)
-
-RESULTS, SETTINGS, LOCK = "results.jsonl", "settings.json", "run.lock"
+RESULTS, SETTINGS = "results.jsonl", "settings.json"
 
 
 class ResultsLog:
     """The results of a run, in memory and on disk."""
 
-    def __init__(self, file: BinaryIO, results: Mapping[Key, Result]) -> None:
-        """Go on with what there is; the file stands at its end."""
-        self._file = file
-        self._results = dict(results)
+    def __init__(self, lines: Lines[Result]) -> None:
+        """Go on with what there is."""
+        self._lines = lines
+        self._results = {result.key: result for result in lines.records}
 
     def __contains__(self, key: Key) -> bool:
         return key in self._results
@@ -44,9 +38,7 @@ class ResultsLog:
 
     def append(self, result: Result) -> None:
         """Record a result; it is on the disk when this returns."""
-        self._file.write(json.dumps(result.to_dict()).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._lines.append(json.dumps(result.to_dict()))
         self._results[result.key] = result
 
 
@@ -58,9 +50,9 @@ def open_run(folder: Path, settings: RunSettings) -> Iterator[ResultsLog]:
         EvaluationError: The folder cannot be written, is in use, or is that of a run with other
             settings.
     """
-    with _locked(folder), (folder / RESULTS).open("a+b") as file:
-        _settle(folder, settings)
-        yield ResultsLog(file, {result.key: result for result in _read_whole_lines(file)})
+    with open_lines(folder / RESULTS, _result) as lines:
+        _settle(folder, settings, begun=bool(lines.records))
+        yield ResultsLog(lines)
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -69,36 +61,19 @@ def read_results(folder: Path) -> list[Result]:
     Raises:
         EvaluationError: There are none, or a line is damaged.
     """
-    path = folder / RESULTS
-    try:
-        whole, _, _ = path.read_bytes().rpartition(b"\n")
-    except OSError as error:
-        raise EvaluationError(f"{folder} has no results ({error}); run the bench first") from error
-    return list(_parse(whole, path))
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other runs out of the folder, which is made if it is not there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        held = FileLock(folder / LOCK, timeout=0).acquire()
-    except Timeout:
+    if not (path := folder / RESULTS).exists():
         raise EvaluationError(
-            f"another run is writing to {folder}; wait for its end or choose another folder"
-        ) from None
-    except OSError as error:
-        raise EvaluationError(f"{folder} cannot be written ({error}); choose another") from error
-    with held:
-        yield
+            f"{folder} has no results: there is no {RESULTS}; run the bench first"
+        )
+    return read_lines(path, _result)
 
 
-def _settle(folder: Path, settings: RunSettings) -> None:
+def _settle(folder: Path, settings: RunSettings, *, begun: bool) -> None:
     """Write the settings of the run, together with those that it goes on with."""
     path = folder / SETTINGS
     if path.exists():
         settings = RunSettings.load(path).joined(settings, folder)
-    elif (folder / RESULTS).stat().st_size:
+    elif begun:
         raise EvaluationError(
             f"{folder} has results, but no {SETTINGS} that says how they came about; choose "
             "another folder"
@@ -108,24 +83,5 @@ def _settle(folder: Path, settings: RunSettings) -> None:
     unfinished.replace(path)
 
 
-def _read_whole_lines(file: BinaryIO) -> Iterator[Result]:
-    """Yield the results of a file, which is cut after the last line that is whole."""
-    file.seek(0)
-    content = file.read()
-    whole = content[: content.rfind(b"\n") + 1]
-    if whole != content:
-        logger.warning(
-            "the last line of %s is not whole, as the run was killed while it was written; it is "
-            "dropped, and its problem solved again",
-            file.name,
-        )
-        file.truncate(len(whole))
-    yield from _parse(whole, Path(file.name))
-
-
-def _parse(lines: bytes, path: Path) -> Iterator[Result]:
-    for number, line in enumerate(lines.splitlines(), start=1):
-        try:
-            yield Result.from_dict(json.loads(line))
-        except (ValueError, EvaluationError) as error:
-            raise EvaluationError(f"line {number} of {path} is damaged: {error}") from error
+def _result(line: bytes) -> Result:
+    return Result.from_dict(json.loads(line))

@@ -123,7 +123,7 @@ def test_answers_to_choose_from_must_differ(name: str) -> None:
         (f"a={name}:temperature=0", {}),
         (f"target,a={name}", {"temperature": 0}),
     ):
-        words = f"arm 'a': with temperature=0.0 .* its 4 answers .* {name}:temperature=0.7, or num_samples=1"
+        words = f"arm 'a': with temperature=0.0 .* its 4 answers .* {name}:temperature=0.7"
         with pytest.raises(EvaluationError, match=words):
             arms(listed, **shared)
     with pytest.raises(EvaluationError, match="top_k=1 its 4 answers would be the same"):

@@ -16,7 +16,7 @@ from specguard_chains.decoding.engine import Prompt
 from specguard_chains.decoding.rewards import ValueHead
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation import signal_report
-from specguard_chains.evaluation.lines import append_line, read_lines
+from specguard_chains.evaluation.lines import open_lines, read_lines
 from specguard_chains.evaluation.problems import Problem, prompt_for
 from specguard_chains.evaluation.recordings import Recorder, Recording, Written
 from specguard_chains.evaluation.signal_table import LabelledStep, halves, table
@@ -114,26 +114,51 @@ def test_other_candidates_are_drawn_in_the_same_place() -> None:
 # Files
 
 
-def test_a_torn_line_is_left_out_and_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "lines.jsonl"
+def test_a_torn_line_is_left_out_and_overwritten(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, parse = tmp_path / "folder" / "lines.jsonl", Solutions.model_validate_json
     records = [Solutions(problem=f"p/{i}", data="p", solutions=(), seconds=0.5) for i in range(3)]
-    assert read_lines(path, Solutions) == []
-    for record in records[:2]:
-        append_line(path, record)
+    with open_lines(path, parse) as lines:
+        assert lines.records == ()
+        for record in records[:2]:
+            lines.append(record.model_dump_json())
+            assert read_lines(path, parse)[-1] == record, "at once"
     with path.open("a") as file:
         file.write('{"problem": "p/2", "da')
-    assert read_lines(path, Solutions) == records[:2]
-    append_line(path, records[2])
-    assert read_lines(path, Solutions) == records
+    assert read_lines(path, parse) == records[:2]
+    assert not caplog.text
+    with open_lines(path, parse) as lines:
+        assert list(lines.records) == records[:2]
+        lines.append(records[2].model_dump_json())
+    assert "lines.jsonl is not whole" in caplog.text
+    assert read_lines(path, parse) == records
     path.write_text('{"problem": 1}\n')
-    with pytest.raises(EvaluationError, match=r"line 1 of .* is no Solutions"):
-        read_lines(path, Solutions)
+    damaged = pytest.raises(EvaluationError, match=r"line 1 of .*lines\.jsonl is damaged")
+    with damaged, open_lines(path, parse):
+        pass
+    assert path.read_text() == '{"problem": 1}\n'
+
+
+def test_a_file_in_a_folder_is_added_to_by_one_run_at_a_time(tmp_path: Path) -> None:
+    parse = Solutions.model_validate_json
+    refused = pytest.raises(EvaluationError, match="another run is writing to")
+    with open_lines(tmp_path / "a", parse), refused, open_lines(tmp_path / "b", parse):
+        pass
+    with open_lines(tmp_path / "a", parse), open_lines(tmp_path / "other" / "a", parse):
+        pass
+    with pytest.raises(EvaluationError, match="cannot be written"), open_lines(tmp_path, parse):
+        pass
+    with pytest.raises(EvaluationError, match="cannot be read"):
+        read_lines(tmp_path / "none", parse)
 
 
 def test_recordings_survive_their_file(tmp_path: Path) -> None:
     recording = recorded(["a\n\n", "é\u2028b"], ["A\n\n", "B"], ["a"])
-    append_line(tmp_path / "r.jsonl", recording)
-    assert read_lines(tmp_path / "r.jsonl", Recording) == [recording]
+    path, parse = tmp_path / "r.jsonl", Recording.model_validate_json
+    with open_lines(path, parse) as lines:
+        lines.append(recording.model_dump_json())
+    assert read_lines(path, parse) == [recording]
 
 
 # Signals
