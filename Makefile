@@ -37,9 +37,15 @@ format: $(VENV)/.stamp-lint  ## Format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# With DATA, decoders are compared on its first LIMIT problems; OUT is gone on with if it is there.
+OUT      ?= bench-results
+LIMIT    ?= 40
+DECODERS ?= target,draft,speculative,specguard-greedy
+
 bench: $(VENV)/.stamp-bench  ## Compare with a bare loop and measure memory; with DATA=gsm8k.jsonl accuracy too
 	$(BIN)/python benchmarks/overhead.py $(ARGS)
-	$(if $(DATA),$(BIN)/python benchmarks/gsm8k.py --data $(DATA) --out gsm8k-results.jsonl)
+	$(if $(DATA),$(BIN)/specguard bench --data "$(DATA)" --limit $(LIMIT) --out "$(OUT)" \
+		--decoders $(DECODERS))
 
 clean:  ## Remove the environment and the caches of the tools (models stay)
 	rm -rf $(VENV) .venv-vllm .mypy_cache .pytest_cache .ruff_cache build dist
