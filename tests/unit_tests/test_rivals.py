@@ -370,7 +370,7 @@ def test_what_the_target_has_read_of_an_accepted_step_it_does_not_read_again() -
 
 def test_a_rejected_step_costs_no_second_reading_of_the_context() -> None:
     target, asked = judging(lambda text: 0)
-    steps = list(judged(target).decode(request()))
+    steps = list(replace(judged(target), salvage=False).decode(request()))
     prompt, question = len(target.encode(request().prompt)), len(QUESTION) + 1
     read = sum(step.tokens.target_read for step in steps)
     assert read == prompt + sum(map(len, DRAFTED)) + len(asked) * question
