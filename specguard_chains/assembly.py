@@ -17,6 +17,7 @@ from specguard_chains.decoding.calibration import Calibration
 from specguard_chains.decoding.decoder import Decoder
 from specguard_chains.decoding.engine import Engine
 from specguard_chains.decoding.grounding import GroundingSpec
+from specguard_chains.decoding.pacing import Patience
 from specguard_chains.decoding.rewards import TextReward
 from specguard_chains.decoding.rivals import (
     AcceptAll,
@@ -81,6 +82,7 @@ def _writer(options: SpecGuardOptions, *needed: Engine) -> Decoder:
         select=_selector(options),
         shape=shape,
         salvage=options.salvage,
+        patience=_patience(options),
     )
 
 
@@ -140,8 +142,10 @@ def _specguard(
             threshold=options.threshold,
             value_head=value_head(options, draft.name),
             value_weight=options.value_weight,
+            doubt_margin=options.doubt_margin or 0.0,
         ),
         num_candidates=_candidates(options),
+        one_first=options.doubt_margin is not None,
         select=_selector(options),
         verify_with=options.verify_with,
         grounding_from=reader,
@@ -149,7 +153,15 @@ def _specguard(
         shape=shape,
         early_rejection=options.early_rejection,
         salvage=options.salvage,
+        patience=_patience(options),
     )
+
+
+def _patience(options: SpecGuardOptions) -> Patience | None:
+    """Return when the decoders that judge steps stop drafting."""
+    if options.patience is None:
+        return None
+    return Patience(options.patience, options.pause_steps)
 
 
 def unload() -> None:

@@ -28,6 +28,8 @@ class Metrics:
     """Of these, the ones that the rejected steps had right: computed several at a time."""
     num_early_rejections: int
     """Drafted steps that were rejected before they were complete."""
+    num_paused_steps: int
+    """Steps of which nothing was drafted, as too many before them were rejected."""
     acceptance_rate: float | None
     """Accepted of judged steps; None where the decoder does not verify."""
     steps_by_source: dict[str, int]
@@ -62,6 +64,7 @@ class Metrics:
             num_regenerated_tokens=sum(step.tokens.regenerated for step in steps),
             num_salvaged_tokens=sum(step.tokens.salvaged for step in steps),
             num_early_rejections=sum(step.rejected_early for step in steps),
+            num_paused_steps=sum(step.paused for step in steps),
             acceptance_rate=len(accepted) / len(judged) if judged else None,
             steps_by_source={str(source): sources[str(source)] for source in Source},
             num_target_passes=passes,

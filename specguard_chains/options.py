@@ -64,6 +64,9 @@ class SpecGuardOptions(BaseModel):
     target's own text), one model alone, or a method to compare with: see Decoders."""
     num_candidates: int = Field(default=4, ge=1, le=64)
     """Candidate steps that are drafted at a time (the paper's k, there 16)."""
+    doubt_margin: float | None = Field(default=None, ge=0, le=1)
+    """Draft one candidate, and the others only if its score is nearer to the threshold than this;
+    None drafts all of them at once."""
     encoder: Any = None
     """How candidates are compared: a sentence-transformers model's name or folder, or a function
     from texts to vectors; by default hashed words and trigrams, which need no model."""
@@ -93,6 +96,12 @@ class SpecGuardOptions(BaseModel):
     salvage: bool = True
     """Compute what the target writes like a rejected step several tokens at a time; the text is
     the same without."""
+    patience: int | None = Field(default=None, ge=1)
+    """After so many rejected steps in a row the target goes on without a draft; None always
+    drafts."""
+    pause_steps: int = Field(default=4, ge=1)
+    """How many steps it then writes before one is drafted again; doubled if that one is rejected,
+    too."""
     critical_steps: CriticalSteps = "verify"
     """Whether tool calls and the last step may come from the draft if they pass (verify), or are
     the target's in any case (target)."""

@@ -319,6 +319,7 @@ class Answer:
             phase=outlook.phase,
             value=judgement.value,
             critical=judgement.critical,
+            paused=judgement.paused,
             reviews=tuple(self._reviews),
             passages=candidate.reading.passage_shares,
         )

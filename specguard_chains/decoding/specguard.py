@@ -18,6 +18,7 @@ from specguard_chains.decoding.boundaries import Ending, StepShape
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Candidate, Engine, Reading, Session
 from specguard_chains.decoding.grounding import GroundingSpec
+from specguard_chains.decoding.pacing import Pacing, Patience
 from specguard_chains.decoding.selection import Selector
 from specguard_chains.decoding.steps import Judgement, Review, Source, Step, Verdict
 from specguard_chains.decoding.verification import Situation, Verifier
@@ -34,6 +35,8 @@ class SpecGuardDecoder:
     target: Engine
     verifier: Verifier
     num_candidates: int = 4
+    one_first: bool = False
+    """Draft one candidate, and the others only if the verifier finds it doubtful."""
     select: Selector = field(default_factory=Selector)
     verify_with: VerifyWith = "draft"
     """Whose confidence is judged: the draft's own, taken while it drafts, or the target's, which
@@ -47,6 +50,8 @@ class SpecGuardDecoder:
     salvage: bool = True
     """Let the target compute several tokens at a time where it writes what was rejected anyway.
     Changes time, never the text."""
+    patience: Patience | None = None
+    """When to let the target go on without a draft; None always drafts."""
 
     def __post_init__(self) -> None:
         """Validate."""
@@ -71,8 +76,10 @@ class SpecGuardDecoder:
         with ExitStack() as stack:
             draft, target = self._open(request, stack)
             answer = Answer(request, self.shape, draft, target)
+            pacing = Pacing(self.patience)
             while not answer.finished:
-                proposal = self._propose(draft, target, answer)
+                proposal = self._propose(draft, target, answer, pacing)
+                pacing.note(proposal.judgement)
                 if proposal.judgement.verdict is Verdict.ACCEPTED:
                     step, source = proposal.candidate, Source.DRAFT
                 else:
@@ -81,13 +88,27 @@ class SpecGuardDecoder:
                     step, source = self._regenerate(draft, target, answer, proposal), Source.TARGET
                 yield answer.extend(step, source, proposal)
 
-    def _propose(self, draft: Session, target: Session, answer: Answer) -> Proposal:
-        """Draft k candidates, select one of them and judge it."""
+    def _propose(self, draft: Session, target: Session, answer: Answer, pacing: Pacing) -> Proposal:
+        """Draft candidates, select one of them and judge it."""
         if answer.is_critical():  # nothing that the draft could write would be kept
             return Proposal((), 0, Judgement(Verdict.UNVERIFIED, critical=True))
+        if pacing.pauses():
+            return Proposal((), 0, Judgement(Verdict.UNVERIFIED, paused=True))
         watch = self.verifier.can_accept if self._rejects_early else None
+        k = 1 if self.one_first else self.num_candidates
         with answer.ledger.charge(Source.DRAFT, draft):
-            candidates = answer.sample(draft, Source.DRAFT, self.num_candidates, watch)
+            candidates = answer.sample(draft, Source.DRAFT, k, watch)
+        proposal = self._judge(candidates, draft, target, answer)
+        if not proposal.judgement.doubtful or k == self.num_candidates:
+            return proposal
+        with answer.ledger.charge(Source.DRAFT, draft):  # selecting needs all of them complete
+            more = answer.sample(draft, Source.DRAFT, self.num_candidates - k)
+        return self._judge([*candidates, *more], draft, target, answer)
+
+    def _judge(
+        self, candidates: list[Candidate], draft: Session, target: Session, answer: Answer
+    ) -> Proposal:
+        """Select a candidate and judge it."""
         with answer.ledger.time("select"):
             chosen = self._choose(candidates)
         reading = self._read(candidates[chosen], target, answer)

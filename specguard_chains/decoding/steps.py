@@ -66,6 +66,10 @@ class Judgement:
     """Drafting stopped, as no candidate could pass any more; the figures are upper bounds."""
     critical: bool = False
     """The step was the target's to write, whatever the draft proposed."""
+    paused: bool = False
+    """Nothing was drafted: too many of the steps before were rejected."""
+    doubtful: bool = False
+    """The score is so near to the threshold that another look may change the verdict."""
 
 
 UNVERIFIED = Judgement(Verdict.UNVERIFIED)
@@ -139,6 +143,8 @@ class Step:
     phase: Phase = Phase.REASONING
     critical: bool = False
     """It was the target's to write, whatever the draft proposed."""
+    paused: bool = False
+    """Nothing was drafted, as too many of the steps before were rejected."""
     reviews: tuple[Review, ...] = ()
     """What the reviewer said of each version of the step, the last one being this one."""
     passages: tuple[float, ...] = ()

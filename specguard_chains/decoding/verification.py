@@ -87,10 +87,12 @@ class EnsembleVerifier:
     value_head: ValueHead | None = None
     value_weight: float = 0.0
     """Weight of the value head against the two others together."""
+    doubt_margin: float = 0.0
+    """Scores less than this away from the threshold are doubtful."""
 
     def __post_init__(self) -> None:
         """Validate."""
-        for name in ("confidence_weight", "threshold", "value_weight"):
+        for name in ("confidence_weight", "threshold", "value_weight", "doubt_margin"):
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ConfigurationError(f"{name} must lie in [0, 1], not {value}")
         if self.value_weight and self.value_head is None:
@@ -132,8 +134,8 @@ class EnsembleVerifier:
         return self.value_weight * rest + (1 - self.value_weight) * mixed
 
     def can_accept(self, confidence: float, grounding: float | None) -> bool:
-        """See `Verifier.can_accept`."""
-        return self.score(confidence, grounding) >= self.threshold
+        """See `Verifier.can_accept`. What is doubtful may still be accepted."""
+        return self.score(confidence, grounding) >= self.threshold - self.doubt_margin
 
     def judge(self, candidate: Candidate, reading: Reading, situation: Situation) -> Judgement:
         """See `Verifier.judge`."""
@@ -157,4 +159,5 @@ class EnsembleVerifier:
             self.threshold,
             value=value,
             rejected_early=early,
+            doubtful=not early and abs(score - self.threshold) < self.doubt_margin,
         )
