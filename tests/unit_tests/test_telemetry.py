@@ -219,8 +219,10 @@ def test_a_value_is_told_and_a_step_that_is_only_rated_has_no_verdict(telemetry:
         assert relation in attributes["gen_ai.evaluation.explanation"]
     assert values == [1, 1 / 2, 1 / 3]
     rated = routes.chat(decoder="draft-best-of-n", reward_model=rate, num_samples=2)
-    for attributes in attributes_of(telemetry, rated):
-        assert attributes["specguard.step.value"] == attributes["gen_ai.evaluation.score.value"]
+    *before, last = attributes_of(telemetry, rated)
+    assert last["specguard.step.value"] == last["gen_ai.evaluation.score.value"]
+    assert not any("specguard.step.value" in attributes for attributes in before)
+    for attributes in [*before, last]:
         assert attributes["gen_ai.evaluation.score.label"] == "unverified"
         assert "specguard.step.threshold" not in attributes
         assert attributes["gen_ai.evaluation.explanation"] == "written by the draft, not verified"
