@@ -81,4 +81,4 @@ class SoloDecoder:
             value = self.rating.value(answer.request.prompt, [*answer.steps])
         _, spent = answer.ledger.settle()
         seconds = replace(last.seconds, verify=last.seconds.verify + spent.verify)
-        return replace(last, value=value, seconds=seconds)
+        return replace(last, score=value, value=value, seconds=seconds)
