@@ -151,9 +151,9 @@ class _Worker:
                 held = engine.exclusive(self._cancelled, max_waiting=self._request.max_waiting)
                 stack.enter_context(held)
             _held.set(_held.get() | {id(engine) for engine in engines})
-            if not self._asks_others and all(engine.capabilities.in_process for engine in engines):
+            if not self._asks_others and all(_admits_one(engine) for engine in engines):
                 compute_thread.run(self._emit_steps, self._cancelled)
-            else:  # only the forward passes go there: no other model waits for a server or person
+            else:  # only the forward passes go there: nobody waits for a server or person with it
                 self._emit_steps()
 
     @property
@@ -219,6 +219,11 @@ class _Worker:
             if self._cancelled():  # `asyncio.run` cancels the task and waits for its end
                 raise DecodingCancelled(WAITED)
         return task.result()
+
+
+def _admits_one(engine: Engine) -> bool:
+    """Whether an engine computes in this process, for one request at a time."""
+    return engine.capabilities.in_process and engine.capabilities.max_parallel == 1
 
 
 def _refuse_held(engines: Iterable[Engine]) -> None:

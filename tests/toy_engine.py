@@ -9,17 +9,19 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from typing import cast
 
 import numpy as np
 
 from specguard_chains.decoding.arrays import FloatArray
+from specguard_chains.decoding.batcher import Outcome, Part
 from specguard_chains.decoding.cache import Rows, rollout_for
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
 from specguard_chains.decoding.local_engine import LocalEngine
-from specguard_chains.errors import DecodingCancelled
+from specguard_chains.errors import ContextOverflowError, DecodingCancelled
 
 END = 256
 ANSWER = 257
@@ -107,12 +109,51 @@ def hidden_state(tokens: tuple[int, ...], layer: int = 1) -> FloatArray:
     return rng.normal(size=4).astype(np.float32)
 
 
+class ToyMemory:
+    """Cells, and what attention is paid from them: of one cache, or of all that share it."""
+
+    def __init__(self, cells: int) -> None:
+        self.cells = cells
+        self._free = list(np.random.default_rng(0).permutation(cells))
+        self._lock = threading.Lock()
+        self._holders: dict[int, int] = {}  # of each cell that is taken: on how many branches
+
+    def take(self, n: int) -> list[int]:
+        """Return n free cells, which nobody holds yet."""
+        with self._lock:
+            if n > len(self._free):
+                raise ContextOverflowError(f"{n} more tokens do not fit into {self.cells} cells")
+            return [int(self._free.pop()) for _ in range(n)]
+
+    def hold(self, cells: Iterable[int]) -> None:
+        with self._lock:
+            for cell in cells:
+                self._holders[cell] = self._holders.get(cell, 0) + 1
+
+    def release(self, cells: Iterable[int]) -> None:
+        with self._lock:
+            for cell in cells:
+                self._holders[cell] -= 1
+                if not self._holders[cell]:
+                    del self._holders[cell]
+                    self._free.append(cell)
+
+    def give_back(self, cells: Iterable[int]) -> None:
+        """Free those of some cells that nobody holds."""
+        with self._lock:
+            self._free.extend(cell for cell in cells if cell not in self._holders)
+
+    @property
+    def taken(self) -> int:
+        return len(self._holders)
+
+
 class ToyCache:
     """KV memory: for each branch its tokens and their cells."""
 
-    def __init__(self, engine: ToyEngine) -> None:
+    def __init__(self, engine: ToyEngine, memory: ToyMemory) -> None:
         self._engine = engine
-        self._free = list(np.random.default_rng(0).permutation(engine.cells))
+        self._memory = memory
         self._branches: dict[int, list[tuple[int, int]]] = {0: []}  # (token, cell)
         self._length = 0
         self._rollout: Rollout | None = None
@@ -126,15 +167,30 @@ class ToyCache:
         state_layer: int | None = None,
     ) -> None:
         self._state_layer = state_layer
-        slots = self._engine.cells
+        slots = self._memory.cells
         self._rollout = rollout_for(grounding, self._rollout, attention_layers=LAYERS, slots=slots)
         self._cancelled = cancelled
+
+    def share(self, other: ToyCache, length: int) -> bool:
+        assert list(self._branches) == [0]
+        assert not self._branches[0]
+        if self._memory is not other._memory:
+            return False
+        assert length <= other._length, "only context is shared"
+        self._branches[0] = other._branches[0][:length]
+        self._memory.hold(cell for _, cell in self._branches[0])
+        self._length = length
+        if self._rollout is not None:
+            assert other._rollout is not None
+            self._rollout.take_over(other._rollout)
+        return True
 
     def fork(self, n: int, length: int) -> None:
         assert list(self._branches) == [0]
         assert length == len(self._branches[0])
         for i in range(1, n):
             self._branches[i] = list(self._branches[0])
+            self._memory.hold(cell for _, cell in self._branches[i])
 
     def forward(
         self,
@@ -146,11 +202,38 @@ class ToyCache:
         all_logits: bool,
     ) -> Rows:
         self._engine.count(len(tokens))
-        cells = np.array([self._free.pop() for _ in tokens], dtype=np.intp)
+        return self.compute(tokens, positions, branches, context=context, all_logits=all_logits)
+
+    def compute(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        branches: Sequence[Sequence[int]],
+        *,
+        context: bool,
+        all_logits: bool,
+    ) -> Rows:
+        cells = self._memory.take(len(tokens))
+        try:
+            return self._compute(tokens, positions, branches, cells, context, all_logits)
+        except BaseException:
+            self._memory.give_back(cells)
+            raise
+
+    def _compute(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        branches: Sequence[Sequence[int]],
+        own: Sequence[int],
+        context: bool,
+        all_logits: bool,
+    ) -> Rows:
+        cells = np.array(own, dtype=np.intp)
         if self._rollout is not None:
             self._rollout.begin(cells, context=context, positions=positions)
         logits, states = [], []
-        for token, position, equal, cell in zip(tokens, positions, branches, cells, strict=True):
+        for token, position, equal, cell in zip(tokens, positions, branches, own, strict=True):
             if self._cancelled is not None and self._cancelled():
                 raise DecodingCancelled("cancelled in the forward pass")
             written = self._branches[equal[0]]
@@ -158,16 +241,19 @@ class ToyCache:
                 assert self._branches[branch][: len(written)] == written, "the branches differ"
                 assert position == len(self._branches[branch]), "positions must follow each other"
             for branch in equal:
-                self._branches[branch].append((int(token), int(cell)))
+                self._branches[branch].append((int(token), cell))
+                self._memory.hold([cell])
             seen = tuple(t for t, _ in written)
             logits.append(self._engine.policy(seen))
             if self._state_layer is not None:
                 states.append(hidden_state(seen, self._state_layer))
             if self._rollout is not None:
                 for layer in range(self._rollout.spec.layers):
-                    row = np.zeros((HEADS, 1, self._engine.cells), dtype=np.float32)
+                    row = np.zeros((HEADS, 1, self._memory.cells), dtype=np.float32)
                     row[:, 0, [c for _, c in written]] = attention_row(seen, layer)
                     self._rollout.absorb(layer, row, np.array([cell]))
+        if context:
+            self._length = len(self._branches[0])
         rows = np.stack(logits if all_logits else logits[-1:])
         read = np.stack(states) if states and not context else None
         if self._rollout is None:
@@ -176,24 +262,21 @@ class ToyCache:
 
     def cut(self, branch: int, length: int) -> None:
         assert length >= self._length, "a branch is not cut into its context"
-        dropped = {cell for _, cell in self._branches[branch][length:]}
+        self._memory.release(cell for _, cell in self._branches[branch][length:])
         del self._branches[branch][length:]
-        held = {cell for cells in self._branches.values() for _, cell in cells}
-        self._free.extend(sorted(dropped - held))
 
     def keep(self, branch: int, length: int) -> None:
         kept = self._branches[branch][:length]
         if self._rollout is not None:
             fresh = [cell for _, cell in kept[self._length :]]
             self._rollout.commit(np.array(fresh, dtype=np.intp))
-        used = {cell for _, cell in kept}
+        self._memory.hold(cell for _, cell in kept)
         for cells in self._branches.values():
-            dropped = {cell for _, cell in cells} - used
-            self._free.extend(sorted(dropped))
-            used |= dropped
+            self._memory.release(cell for _, cell in cells)
         self._branches, self._length = {0: kept}, len(kept)
 
     def close(self) -> None:
+        self.keep(0, 0)
         self._branches = {}
 
 
@@ -210,8 +293,9 @@ class ToyEngine(LocalEngine):
         states: bool = True,
         vocabulary: str = "bytes",
         delay_s: float = 0.0,
+        max_parallel: int = 1,
     ) -> None:
-        super().__init__()
+        super().__init__(max_parallel=max_parallel)
         self.policy = policy
         self.name = name
         self.context_length = context_length
@@ -223,8 +307,11 @@ class ToyEngine(LocalEngine):
             states=states,
             max_candidates=64,
             constraints=True,
+            max_parallel=max_parallel,
         )
         self.cells = context_length + 2048
+        self.memory = ToyMemory(max_parallel * self.cells) if max_parallel > 1 else None
+        """What all sessions share if several requests are admitted."""
         self.delay_s = delay_s
         self.computed_tokens = 0
         """Tokens that went through forward passes so far."""
@@ -264,7 +351,29 @@ class ToyEngine(LocalEngine):
         return token == END
 
     def new_cache(self) -> ToyCache:
-        return ToyCache(self)
+        return ToyCache(self, self.memory or ToyMemory(self.cells))
+
+    def compute(self, parts: Sequence[Part]) -> Sequence[Outcome]:
+        """One pass for all; a part that fails leaves the others alone."""
+        self.count(sum(len(part.tokens) for part in parts))
+        return [self._compute(part) for part in parts]
+
+    def _compute(self, part: Part) -> Outcome:
+        cache = cast("ToyCache", part.cache)
+        while True:
+            try:
+                return cache.compute(
+                    part.tokens,
+                    part.positions,
+                    part.branches,
+                    context=part.context,
+                    all_logits=part.all_logits,
+                )
+            except ContextOverflowError as error:
+                if not self._prefixes.evict():
+                    return error
+            except BaseException as error:
+                return error
 
     def count(self, tokens: int) -> None:
         """Book a forward pass; two at once would be a fault of the queue."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
@@ -45,6 +45,14 @@ class Cache(Protocol):
         If only its passages change, the cache holds at most what stands before them. The hidden
         states after layer `state_layer`, counted from 0 and below the last, are read in passes over
         steps.
+        """
+        ...
+
+    def share(self, other: Any, length: int) -> bool:
+        """Begin with the first `length` tokens of another cache's sequence; this one is empty.
+
+        They are context there, and stay it meanwhile; `other` is of the same engine, and its form
+        of grounding is the same. False if the two have no memory in common: nothing was done.
         """
         ...
 
@@ -115,7 +123,7 @@ class Tokenizer(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CachedSequence:
     """A cache and the tokens that it holds: what one session leaves to the next."""
 
@@ -125,6 +133,8 @@ class CachedSequence:
     prompt_logits: tuple[int, FloatArray] | None = None
     """(n, logits after the first n tokens) of the latest prompt, so that the same prompt again
     gives the very same numbers."""
+    reading: Sequence[int] = ()
+    """The prompt that a session is reading into it, while others may share what it holds."""
 
     def clear(self) -> None:
         """Forget all tokens."""
@@ -145,7 +155,25 @@ class CachedSequence:
 
     def usable(self, prompt: Sequence[int], grounding: GroundingSpec | None) -> int:
         """Return how many of a prompt's first tokens it holds, read as they are to be read."""
-        length = common_prefix(self.tokens, prompt)
+        return self._in_common(self.tokens, prompt, grounding)
+
+    def coming(self, prompt: Sequence[int], grounding: GroundingSpec | None) -> int:
+        """Return the same for the time when it has read what it is reading."""
+        return self._in_common(self.reading, prompt, grounding)
+
+    def share(self, other: CachedSequence, length: int) -> bool:
+        """Begin with the first tokens of another sequence, see `Cache.share`."""
+        if not self.cache.share(other.cache, length):
+            return False
+        self.tokens = other.tokens[:length]
+        latest = other.prompt_logits
+        self.prompt_logits = latest if latest is not None and latest[0] <= length else None
+        return True
+
+    def _in_common(
+        self, held: Sequence[int], prompt: Sequence[int], grounding: GroundingSpec | None
+    ) -> int:
+        length = common_prefix(held, prompt)
         if self.grounding == grounding:
             return length
         if self.grounding is None or grounding is None:

@@ -11,13 +11,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
-from functools import wraps
 from queue import SimpleQueue
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from specguard_chains.decoding.fair_lock import FairLock
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 _jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -32,7 +30,7 @@ def run(job: Callable[[], T], cancelled: Callable[[], bool] | None = None) -> T:
     Raises:
         DecodingCancelled: `cancelled` said so before the job began.
     """
-    if threading.current_thread() is _thread:
+    if is_current():
         return job()
     with _turn.held(cancelled):
         _ensure_started()
@@ -56,14 +54,15 @@ def run(job: Callable[[], T], cancelled: Callable[[], bool] | None = None) -> T:
     return results.pop()
 
 
-def on_it(work: Callable[P, T]) -> Callable[P, T]:
-    """Let a function run on the compute thread, whichever thread calls it."""
+def submit(job: Callable[[], None]) -> None:
+    """Have a job done next, before whoever waits; it must raise nothing."""
+    _ensure_started()
+    _jobs.put(job)
 
-    @wraps(work)
-    def run_there(*args: P.args, **kwargs: P.kwargs) -> T:
-        return run(lambda: work(*args, **kwargs))
 
-    return run_there
+def is_current() -> bool:
+    """Whether this is the compute thread."""
+    return threading.current_thread() is _thread
 
 
 def _ensure_started() -> None:

@@ -244,6 +244,8 @@ class Capabilities:
     """Most tokens of a step that is sampled in several candidates; None: no limit of its own."""
     constraints: bool = False
     """Sessions can be held to a `Constraint`."""
+    max_parallel: int = 1
+    """Requests that are admitted at a time."""
 
 
 @runtime_checkable

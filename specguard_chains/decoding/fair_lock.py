@@ -16,10 +16,10 @@ POLL_S = 0.05
 class FairLock:
     """First come, first served; `threading.Lock` promises no order."""
 
-    def __init__(self) -> None:
-        """Start unlocked."""
+    def __init__(self, places: int = 1) -> None:
+        """Start unlocked; so many threads may hold it at a time."""
         self._guard = threading.Lock()
-        self._held = False
+        self._free = places
         self._waiters: deque[threading.Event] = deque()
 
     @property
@@ -44,12 +44,12 @@ class FairLock:
         """Wait for the turn and take the lock.
 
         Raises:
-            DecodingCancelled: `cancelled` said so while others held the lock.
+            DecodingCancelled: `cancelled` said so while others held all places.
             QueueFullError: `max_waiting` others are waiting already.
         """
         with self._guard:
-            if not self._held:
-                self._held = True
+            if self._free:
+                self._free -= 1
                 return
             if max_waiting is not None and len(self._waiters) >= max_waiting:
                 raise QueueFullError(
@@ -70,12 +70,12 @@ class FairLock:
             raise
 
     def release(self) -> None:
-        """Hand the lock to the longest waiter, if there is one."""
+        """Hand the place to the longest waiter, if there is one."""
         with self._guard:
             if self._waiters:
                 self._waiters.popleft().set()
             else:
-                self._held = False
+                self._free += 1
 
 
 def _wait(turn: threading.Event, cancelled: Callable[[], bool] | None) -> None:

@@ -178,6 +178,15 @@ class Rollout:
         self._mass[:, targets] = self._mass[:, sources]
         self._leaning[:, targets] = self._leaning[:, sources]
 
+    def take_over(self, other: Rollout) -> None:
+        """Know what a rollout of the same form knows, of the same slots.
+
+        If its passages are others, the tokens in question stand before all passages of both.
+        """
+        self._mass[:] = other._mass
+        if self.spec == other.spec:
+            self._leaning[:] = other._leaning
+
     def grounding(self, slots: IntArray) -> FloatArray:
         """Return G of tokens whose rows were absorbed in all layers; shape (len(slots),)."""
         if self.spec.direct:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -31,11 +33,25 @@ from specguard_chains.decoding.step_writer import StepWriter
 from specguard_chains.decoding.trail import Row, Trail, row_of
 from specguard_chains.errors import ContextOverflowError, EngineError
 
+S = TypeVar("S", bound="LocalSession")
+P = ParamSpec("P")
+T = TypeVar("T")
+
 READ_BLOCK = 32
 """Tokens of a step that are read at once: their logits are held together."""
 
 Process = Callable[[Sequence[int], FloatArray], FloatArray]
 """(all tokens so far, logits of the next one) -> the logits to draw from."""
+
+
+def computes(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Let a session's method run where it may compute."""
+
+    @wraps(method)
+    def run(session: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return session._run(lambda: method(session, *args, **kwargs))
+
+    return run
 
 
 class LocalSession:
@@ -89,7 +105,7 @@ class LocalSession:
         """See `Session.room`."""
         return self._context_length - len(self._tokens)
 
-    @compute_thread.on_it
+    @computes
     def sample(
         self,
         n: int,
@@ -126,7 +142,7 @@ class LocalSession:
         candidates = [draft.candidate(grounded=self._grounded) for draft in drafts]
         return candidates if distinct == n else candidates * n
 
-    @compute_thread.on_it
+    @computes
     def read(self, candidate: Candidate) -> Reading:
         """See `Session.read`."""
         if not self._leaves_unfinished(candidate):
@@ -238,19 +254,27 @@ class LocalSession:
         self._require_open()
         self._drop_branches()
         if self._logits is None:
-            if self._cached == len(self._tokens):  # the last token's logits are gone: read again
-                self._cut_cache(self._cached - 1)
-            self._reused = min(self._reused, self._cached)
-            pending = self._tokens[self._cached :]
-            positions = range(self._cached, len(self._tokens))
-            rows = self._forward(pending, positions, context=True)
-            self._logits = rows.logits[-1].copy()
-            self._cached = len(self._tokens)
-            self.counters.read += len(pending)
-            if self._cached == self._prompt_length:
-                self._sequence.prompt_logits = (self._cached, self._logits)
+            self._logits = self._catch_up()
         self.counters.reused = self._reused
         return self._logits
+
+    def _catch_up(self) -> FloatArray:
+        """Read what the sequence has gained; return the logits after its last token."""
+        if self._cached == len(self._tokens):  # the last token's logits are gone: read again
+            self._cut_cache(self._cached - 1)
+        return self._read_to(len(self._tokens))
+
+    def _read_to(self, length: int) -> FloatArray:
+        """Read the sequence's next tokens, up to this number; return the logits after them."""
+        self._reused = min(self._reused, self._cached)
+        pending = self._tokens[self._cached : length]
+        rows = self._forward(pending, range(self._cached, length), context=True)
+        self._cached = length
+        self.counters.read += len(pending)
+        logits = rows.logits[-1].copy()
+        if length == self._prompt_length:
+            self._sequence.prompt_logits = (length, logits)
+        return logits
 
     def _trail(self, guess: Candidate | None, max_tokens: int) -> Trail:
         """Return the way that candidates may go together, in this session's own tokens."""
@@ -312,18 +336,30 @@ class LocalSession:
     ) -> Rows:
         try:
             self._check()
-            rows = self._cache.forward(
-                tokens,
-                positions,
-                branches or [(0,)] * len(tokens),
-                context=context,
-                all_logits=not context,
+            rows = self._pass(
+                tokens, positions, branches or [(0,)] * len(tokens), context=context
             )
             return replace(rows, logits=rows.logits[:, : self._n_tokens])
         except BaseException:
             self._forget_branches()
             self._cache.keep(0, self._cached)
             raise
+
+    def _pass(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        branches: Sequence[Sequence[int]],
+        *,
+        context: bool,
+    ) -> Rows:
+        return self._cache.forward(
+            tokens, positions, branches, context=context, all_logits=not context
+        )
+
+    def _run(self, work: Callable[[], T]) -> T:
+        """Return what work returns that computes, whichever thread asks for it."""
+        return compute_thread.run(work)
 
     def _logits_after(self, branch: Branch, tokens: Sequence[int]) -> FloatArray | None:
         """Return the logits after tokens of a branch, if they are still there."""

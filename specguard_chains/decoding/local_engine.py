@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 
+from specguard_chains.decoding.batcher import Batcher, Outcome, Part
 from specguard_chains.decoding.cache import Cache, CachedSequence, Tokenizer
 from specguard_chains.decoding.constraint import Constraint, TokenTrie
 from specguard_chains.decoding.engine import Capabilities, Prompt
@@ -15,6 +18,8 @@ from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.local import Process
 from specguard_chains.decoding.local_trees import TreeSession
 from specguard_chains.decoding.passages import locate
+from specguard_chains.decoding.prefixes import Prefixes
+from specguard_chains.decoding.shared_session import SharedSession
 from specguard_chains.errors import (
     AttentionUnavailableError,
     ConfigurationError,
@@ -40,12 +45,20 @@ class LocalEngine(Tokenizer, ABC):
     process_logits: Process | None = None
     """Changes the logits that are drawn from; `capabilities.logits` must be False then."""
 
-    def __init__(self, *, max_idle: int = 1) -> None:
-        """Start with no cached sequence; keep at most `max_idle` of them between requests."""
+    def __init__(self, *, max_idle: int = 1, max_parallel: int = 1) -> None:
+        """Start with no cached sequence.
+
+        At most `max_idle` of them are kept between requests, and as many as `max_parallel` requests
+        leave behind if these are admitted at a time.
+        """
+        check_at_least_one(max_parallel=max_parallel)
         self.max_idle = max_idle
-        self._queue = FairLock()
+        self._queue = FairLock(max_parallel)
         self._idle: list[CachedSequence] = []
+        self._prefixes = Prefixes(max(max_idle, max_parallel))  # these two if requests are parallel
+        self._batcher = Batcher(self.compute)
         self._known_trie: TokenTrie | None = None
+        self._making_trie = threading.Lock()
         self._closed = False
 
     @abstractmethod
@@ -55,6 +68,14 @@ class LocalEngine(Tokenizer, ABC):
     @abstractmethod
     def new_cache(self) -> Cache:
         """Reserve KV memory for a sequence of `context_length` tokens and its candidates."""
+
+    def compute(self, parts: Sequence[Part]) -> Sequence[Outcome]:
+        """Compute a pass for several sessions, here one after the other.
+
+        Returns for each part its rows, which stay valid, or the error that it alone has met. To be
+        overridden where it pays to compute them together.
+        """
+        return [part.alone() for part in parts]
 
     def open(
         self,
@@ -102,22 +123,33 @@ class LocalEngine(Tokenizer, ABC):
         if grounding is not None and prompt.passages:
             grounding = replace(grounding, passages=locate(prompt.passages, tokens, self))
         matcher = None if constraint is None else self._trie().start(constraint)
-        sequence = self._take_sequence(tokens, grounding)
+        shared = self.capabilities.max_parallel > 1
+        sequence = (
+            CachedSequence(self.new_cache(), grounding)
+            if shared
+            else self._take_sequence(tokens, grounding)
+        )
+        kind: Callable[..., TreeSession] = TreeSession
+        if shared:
+            kind = partial(SharedSession, batcher=self._batcher, prefixes=self._prefixes)
         try:
             sequence.cache.configure(grounding, cancelled, state_layer)
-            return TreeSession(
+            session = kind(
                 sequence,
                 tokens,
                 self,
                 context_length=self.context_length,
                 check=check,
-                on_close=self._give_back,
+                on_close=self._prefixes.give_back if shared else self._give_back,
                 process=self.process_logits,
                 matcher=matcher,
             )
         except BaseException:
             sequence.cache.close()
             raise
+        if shared:
+            self._prefixes.add(sequence)
+        return session
 
     def chat_template(self) -> str | None:
         """See `Engine.chat_template`."""
@@ -133,18 +165,21 @@ class LocalEngine(Tokenizer, ABC):
         """Forget all cached sequences, so that the next request starts cold."""
         for sequence in self._idle:
             sequence.clear()
+        self._prefixes.clear()
 
     def close(self) -> None:
         """See `Engine.close`."""
         self._closed = True
         while self._idle:
             self._idle.pop().cache.close()
+        self._prefixes.close()
 
     def _trie(self) -> TokenTrie:
         """Return the vocabulary for constraints, which is made when it is first needed."""
-        if self._known_trie is None:
-            self._known_trie = TokenTrie(self)
-        return self._known_trie
+        with self._making_trie:
+            if self._known_trie is None:
+                self._known_trie = TokenTrie(self)
+            return self._known_trie
 
     def _take_sequence(self, tokens: list[int], grounding: GroundingSpec | None) -> CachedSequence:
         """Return the idle sequence that shares the longest prefix, or a new one.

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.constraint import Matcher
-from specguard_chains.decoding.local import LocalSession
+from specguard_chains.decoding.local import LocalSession, computes
 from specguard_chains.decoding.local_drafts import Branch
 from specguard_chains.decoding.token_tree import Node, TokenTree
 
@@ -29,7 +28,7 @@ class TreeSession(LocalSession):
         self._level: FloatArray | None = None  # logits of those that were computed last
         self._matchers: dict[int, Matcher] = {}  # after each node, if there is a constraint
 
-    @compute_thread.on_it
+    @computes
     def logits(self, tree: TokenTree) -> FloatArray:
         """See `LogitSession.logits`. Few pending tokens are read in one pass with the tree."""
         self._require_open()

@@ -53,6 +53,13 @@ class TestToyWithStatesAlone(TestToy):
         return ToyEngine(policy, context_length=128, attention=False)
 
 
+class TestSharedToy(TestToy):
+    """All sessions lie in one memory, and their passes are merged."""
+
+    def make_engine(self) -> Engine:
+        return ToyEngine(policy, context_length=128, max_parallel=4)
+
+
 class SpeculativeEngine(ToyEngine):
     """Its sessions are sped up by a draft that is wrong half of the time."""
 
