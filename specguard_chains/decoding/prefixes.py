@@ -23,8 +23,9 @@ class Prefixes:
     """The sequences of an engine whose memory is shared: those in use, and those left behind."""
 
     def __init__(self, max_idle: int) -> None:
-        """Start with none; `max_idle` sequences are kept between requests."""
-        self._max_idle = max_idle
+        """Start with none."""
+        self.max_idle = max_idle
+        """So many sequences are kept between requests at most."""
         self._changed = threading.Condition(threading.RLock())
         self._used: list[CachedSequence] = []
         self._idle: list[CachedSequence] = []  # the one that was used last comes last
@@ -94,7 +95,7 @@ class Prefixes:
                 if held == len(other.tokens):
                     self._drop(other)
             self._idle.append(sequence)
-            while len(self._idle) > self._max_idle:
+            while len(self._idle) > self.max_idle:
                 self.evict()
 
     def evict(self) -> bool:

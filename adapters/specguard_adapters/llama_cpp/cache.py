@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from specguard_adapters.llama_cpp.context import Context, ContextSettings
 from specguard_adapters.llama_cpp.ggml import AttentionTap, FullAttention
 from specguard_adapters.llama_cpp.weights import VERSION, Weights
-from specguard_chains.decoding.arrays import IntArray
+from specguard_chains.decoding.arrays import FloatArray, IntArray
 from specguard_chains.decoding.cache import Rows, check_branches, rollout_for
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
 from specguard_chains.errors import (
@@ -23,8 +23,23 @@ ABORTABLE_TOKENS = 16
 """Longer runs can be cancelled while they are computed; shorter ones only before and after."""
 
 
+@dataclass(frozen=True, slots=True)
+class Hearing:
+    """What a session reads of one decode beside its logits."""
+
+    listener: Listener | None
+    layers: range
+    """Whose attention it takes in."""
+    state_layer: int | None
+
+    @property
+    def cells(self) -> list[IntArray]:
+        """Where its tokens were put, if it has a listener; in pieces."""
+        return self.listener.cells if self.listener else []
+
+
 class LlamaCppCache:
-    """A `Cache` over a llama.cpp context: branch i is the context's sequence i.
+    """A `Cache` over a llama.cpp context: branch i is the i-th of its sequences there.
 
     A sliding window's cells are overwritten once they are out of sight of the one sequence that
     they belong to, even where a rollback would bring them back into sight. In such models the
@@ -39,13 +54,27 @@ class LlamaCppCache:
         max_candidates: int,
         attention_layers: int,
         guarded: bool,
+        first: int = 0,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
-        """Start empty; `guarded` needs room for one sequence more than candidates."""
-        self._context = context
+        """Start empty.
+
+        Args:
+            context: What computes.
+            context_length: The most tokens of a branch.
+            max_candidates: The most branches.
+            attention_layers: Most last layers whose attention can be read.
+            guarded: Take a sequence more than candidates, as a guard.
+            first: Number of the first of its sequences.
+            on_close: What to do in place of closing the context, once its sequences are empty.
+        """
+        self.context = context
+        self._first = first
+        self._on_close = on_close
         self._max_candidates = max_candidates
         self._attention_layers = attention_layers
-        self._guard = max_candidates if guarded else None
-        self._cancelled: Callable[[], bool] | None = None
+        self._guard = first + max_candidates if guarded else None
+        self.cancelled: Callable[[], bool] | None = None
         self._branches: list[int] = []  # forked from branch 0
         self._committed = 0  # tokens of branch 0 that are context
         self._rollout: Rollout | None = None
@@ -61,13 +90,24 @@ class LlamaCppCache:
     ) -> None:
         """See `Cache.configure`."""
         self._state_layer = state_layer
-        self._cancelled = cancelled
+        self.cancelled = cancelled
         self._rollout = rollout_for(
             grounding,
             self._rollout,
             attention_layers=self._attention_layers,
-            slots=self._context.cells,
+            slots=self.context.cells,
         )
+
+    def share(self, other: LlamaCppCache, length: int) -> bool:
+        """See `Cache.share`. Copies no keys and values."""
+        if other.context is not self.context:
+            return False
+        self.context.copy(other._first, self._first, 0, length)
+        self._commit(length)
+        if self._rollout is not None:
+            assert other._rollout is not None
+            self._rollout.take_over(other._rollout)
+        return True
 
     def fork(self, n: int, length: int) -> None:
         """See `Cache.fork`."""
@@ -75,7 +115,7 @@ class LlamaCppCache:
         self._drop_branches()
         for branch in range(1, n):
             self._branches.append(branch)
-            self._context.copy(0, branch, 0, length)
+            self.context.copy(self._first, self._first + branch, 0, length)
 
     def forward(
         self,
@@ -87,24 +127,56 @@ class LlamaCppCache:
         all_logits: bool,
     ) -> Rows:
         """See `Cache.forward`. Context has no grounding; tokens of a step have one each."""
-        limit = self._context.n_outputs if all_logits else self._context.n_batch
+        limit = self.context.n_outputs if all_logits else self.context.n_batch
         parts = [slice(i, i + limit) for i in range(0, max(len(tokens), 1), limit)]
-        cancelled = (self._cancelled or _never) if len(tokens) > ABORTABLE_TOKENS else None
+        cancelled = (self.cancelled or never) if len(tokens) > ABORTABLE_TOKENS else None
+        sequences = self.sequences(branches)
+        tap = self.context.tap
         logits, cells, states = [], [], []
         for part in parts:
-            listener = self._listen(positions[part], context)
-            rows = self._context.decode(
+            hearing = self.hearing(positions[part], context=context)
+            if tap is not None:
+                tap.listen(hearing.listener, hearing.layers, hearing.state_layer)
+            rows = self.context.decode(
                 tokens[part],
                 positions[part],
-                branches[part],
+                sequences[part],
                 all_logits=all_logits,
                 cancelled=cancelled,
             )
             logits.append(rows.copy() if all_logits and part is not parts[-1] else rows)
-            cells += listener.cells if listener else []
-            if self._state_layer is not None and not context:
-                assert self._context.tap is not None
-                states += self._context.tap.states
+            cells += hearing.cells
+            states += tap.states if tap is not None and hearing.state_layer is not None else []
+        whole = np.concatenate(logits) if all_logits and parts[1:] else logits[-1]
+        return self.finish(positions, branches, whole, cells, states, context=context)
+
+    def sequences(self, branches: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        """Return the sequences of each token in the context."""
+        if not self._first:
+            return branches
+        return [[self._first + branch for branch in equal] for equal in branches]
+
+    def hearing(self, positions: Sequence[int], *, context: bool) -> Hearing:
+        """Return what is to be read of the coming decode of tokens at these positions."""
+        state_layer = None if context else self._state_layer
+        if self._rollout is None:
+            return Hearing(None, range(0), state_layer)
+        n_layer = self.context.n_layer
+        # Nothing looks at the context's values in the top layer.
+        layers = range(n_layer - self._rollout.spec.layers, n_layer - context)
+        return Hearing(Listener(self._rollout, positions, context), layers, state_layer)
+
+    def finish(
+        self,
+        positions: Sequence[int],
+        branches: Sequence[Sequence[int]],
+        logits: FloatArray,
+        cells: Sequence[IntArray],
+        states: Sequence[FloatArray],
+        *,
+        context: bool,
+    ) -> Rows:
+        """Take note of tokens that were computed; return what the decodes gave."""
         if context:
             self._commit(positions[-1] + 1)
         grounding = passages = None
@@ -114,67 +186,62 @@ class LlamaCppCache:
                 self._cells[equal, position] = cell
             grounding = self._rollout.grounding(placed)
             passages = self._rollout.passages(placed)
-        whole = np.concatenate(logits) if all_logits and parts[1:] else logits[-1]
-        return Rows(whole, grounding, passages, np.concatenate(states) if states else None)
+        return Rows(logits, grounding, passages, np.concatenate(states) if states else None)
+
+    def undo(self, positions: Sequence[int], branches: Sequence[Sequence[int]]) -> None:
+        """Drop what a decode that failed has left of these tokens."""
+        for branch in {branch for equal in branches for branch in equal}:
+            places = zip(positions, branches, strict=True)
+            start = min(position for position, equal in places if branch in equal)
+            self.context.cut(self._first + branch, start)
 
     def cut(self, branch: int, length: int) -> None:
         """See `Cache.cut`."""
-        self._context.cut(branch, length)
+        self.context.cut(self._first + branch, length)
 
     def keep(self, branch: int, length: int) -> None:
         """See `Cache.keep`."""
         if branch:
-            self._context.cut(0, self._committed)
-            self._context.copy(branch, 0, self._committed, length)
+            self.context.cut(self._first, self._committed)
+            self.context.copy(self._first + branch, self._first, self._committed, length)
         self._drop_branches()
-        self._context.cut(0, length)
+        self.context.cut(self._first, length)
         if self._rollout is not None and length > self._committed:
             self._rollout.commit(self._cells[branch, self._committed : length])
         self._commit(length)
 
     def close(self) -> None:
         """See `Cache.close`."""
-        self._context.close()
-
-    def _listen(self, positions: Sequence[int], context: bool) -> _Listener | None:
-        """Have the coming decode's attention rolled out."""
-        tap = self._context.tap
-        if tap is None:
-            return None
-        state_layer = None if context else self._state_layer
-        if self._rollout is None:
-            tap.listen(None, state_layer=state_layer)
-            return None
-        listener = _Listener(self._rollout, positions, context)
-        n_layer = self._context.n_layer
-        # Nothing looks at the context's values in the top layer.
-        layers = range(n_layer - self._rollout.spec.layers, n_layer - context)
-        tap.listen(listener, layers, state_layer)
-        return listener
+        if self._on_close is None:
+            self.context.close()
+            return
+        self.keep(0, 0)
+        self._on_close()
 
     def _commit(self, length: int) -> None:
         """Take note that the first `length` tokens of branch 0 are context."""
         if self._guard is not None and length > self._committed:
-            self._context.copy(0, self._guard, self._committed, length)
+            self.context.copy(self._first, self._guard, self._committed, length)
         elif self._guard is not None and length < self._committed:
-            self._context.cut(self._guard, length)
+            self.context.cut(self._guard, length)
         self._committed = length
 
     def _drop_branches(self) -> None:
         while self._branches:
-            self._context.cut(self._branches[-1], 0)
+            self.context.cut(self._first + self._branches[-1], 0)
             self._branches.pop()
 
 
-def _never() -> bool:
+def never() -> bool:
     """Cancel only when Python exits."""
     return False
 
 
-class _Listener:
+class Listener:
     """Feeds a rollout with the attention of one decode, and collects the cells of its tokens."""
 
     def __init__(self, rollout: Rollout, positions: Sequence[int], context: bool) -> None:
+        """Expect tokens at these positions."""
         self._rollout = rollout
         self._positions = iter(positions)
         self._context = context
@@ -182,6 +249,7 @@ class _Listener:
         self.absorb = rollout.absorb
 
     def begin(self, cells: IntArray) -> None:
+        """See `Sink.begin`."""
         self.cells.append(cells)
         positions = [next(self._positions) for _ in cells]
         self._rollout.begin(cells, context=self._context, positions=positions)

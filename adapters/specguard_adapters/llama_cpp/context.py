@@ -120,25 +120,29 @@ class Context:
         sequences: Sequence[Sequence[int]],
         *,
         all_logits: bool,
+        wanted: Sequence[int] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> FloatArray:
         """Compute at most `n_batch` tokens; return logits that live until the next call.
 
         A token may belong to several sequences, if they hold the same so far.
 
-        Shape (n, vocabulary), or (1, vocabulary) for the last token alone; `cancelled` is asked
-        between the nodes of the graph.
+        Shape (n, vocabulary), or (1, vocabulary) for the last token alone; in place of both, 1 in
+        `wanted` asks for a token's logits and 0 does not. `cancelled` is asked between the nodes of
+        the graph.
 
         Raises:
             ContextOverflowError: There are not enough free cells; nothing was computed.
             DecodingCancelled: `cancelled` said so; some tokens may have been computed.
             EngineError: llama.cpp failed.
         """
-        outputs = len(tokens) if all_logits else 1
-        self._check_batch(tokens, sequences, outputs)
+        if wanted is None:
+            wanted = [1] * len(tokens) if all_logits else [*[0] * (len(tokens) - 1), 1]
+        outputs = sum(wanted)
+        self.check_batch(tokens, sequences, outputs)
         with self._in_use:
             self._check_open()
-            batch = self._batch.fill(tokens, positions, sequences, all_logits=all_logits)
+            batch = self._batch.fill(tokens, positions, sequences, wanted)
             self._watch(cancelled)
             code = llama_cpp.llama_decode(self._handle, batch)
             self._raise_errors()
@@ -158,16 +162,19 @@ class Context:
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Let a sequence share another one's positions [start, end); copies no data."""
-        self._check_open()
         self._check_sequence(source)
         self._check_sequence(target)
-        llama_cpp.llama_memory_seq_cp(self._memory, source, target, start, end)
+        with self._in_use:
+            self._check_open()
+            llama_cpp.llama_memory_seq_cp(self._memory, source, target, start, end)
 
     def cut(self, sequence: int, length: int) -> None:
         """Remove a sequence's positions from `length` on."""
-        self._check_open()
         self._check_sequence(sequence)
-        if not llama_cpp.llama_memory_seq_rm(self._memory, sequence, length, -1):
+        with self._in_use:
+            self._check_open()
+            done = llama_cpp.llama_memory_seq_rm(self._memory, sequence, length, -1)
+        if not done:
             raise EngineError(
                 f"{self.name} cannot be rolled back to {length} tokens; "
                 "take a model without recurrent layers"
@@ -220,9 +227,14 @@ class Context:
         if not 0 <= sequence < self.n_sequences:  # llama.cpp would abort the process
             raise EngineError(f"sequence {sequence} is not one of the {self.n_sequences}")
 
-    def _check_batch(
+    def check_batch(
         self, tokens: Sequence[int], sequences: Sequence[Sequence[int]], outputs: int
     ) -> None:
+        """Refuse what would end the process.
+
+        Raises:
+            EngineError: Something is out of range.
+        """
         if not 0 < len(tokens) <= self.n_batch or outputs > self.n_outputs:
             raise EngineError(
                 f"a batch of {len(tokens)} tokens with {outputs} rows of logits is not within "
@@ -287,8 +299,7 @@ class _Batch:
         tokens: Sequence[int],
         positions: Sequence[int],
         sequences: Sequence[Sequence[int]],
-        *,
-        all_logits: bool,
+        wanted: Sequence[int],
     ) -> Any:
         """Return the struct with these tokens in it."""
         n = len(tokens)
@@ -298,8 +309,7 @@ class _Batch:
         self._sequences = np.array([s for own in sequences for s in own], dtype=np.int32)
         first = np.cumsum([0, *counts[:-1]]) * self._sequences.itemsize
         self._pointers[:n] = self._sequences.ctypes.data + first
-        self._outputs[:n] = all_logits
-        self._outputs[n - 1] = 1
+        self._outputs[:n] = wanted
         self._struct.n_tokens = n
         return self._struct
 

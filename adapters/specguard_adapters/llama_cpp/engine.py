@@ -7,6 +7,10 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -14,8 +18,10 @@ from specguard_adapters.llama_cpp.cache import LlamaCppCache, check_attention, c
 from specguard_adapters.llama_cpp.context import KV_TYPES, MAX_SEQUENCES, Context, ContextSettings
 from specguard_adapters.llama_cpp.ggml import AttentionTap
 from specguard_adapters.llama_cpp.log import log
+from specguard_adapters.llama_cpp.shared import SharedContext
 from specguard_adapters.llama_cpp.weights import GPU, Weights, load_weights
 from specguard_chains.decoding import compute_thread
+from specguard_chains.decoding.batcher import Outcome, Part
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.local_engine import LocalEngine, check_at_least_one, check_sizes
 from specguard_chains.decoding.prompt_encoder import PromptEncoder
@@ -45,6 +51,7 @@ class LlamaCppEngine(LocalEngine):
         kv_type: Literal["f16", "f32"] = "f16",
         use_mmap: bool = False,
         repack: bool = True,
+        max_parallel: int = 1,
         verbose: bool = False,
     ) -> None:
         """Load a model; engines of the same file share its weights.
@@ -67,6 +74,9 @@ class LlamaCppEngine(LocalEngine):
             repack: Let llama.cpp rearrange weights for the processor. Without, a token has the same
                 numbers to the last bit alone and among up to seven [run, x86], so that speculative
                 decoding writes the target's own text even where two tokens are nearly tied.
+            max_parallel: Requests that are admitted at a time, and computed together: memory for
+                as many contexts is reserved, and more rounding: a sum's last digit depends on what
+                is computed with it.
             verbose: Pass llama.cpp's own log on to the logger "specguard_chains.llama_cpp".
 
         Raises:
@@ -77,7 +87,7 @@ class LlamaCppEngine(LocalEngine):
             AttentionUnavailableError: This llama.cpp does not show its attention.
             StatesUnavailableError: This llama.cpp does not show its hidden states.
         """
-        super().__init__()
+        super().__init__(max_parallel=max_parallel)
         check_at_least_one(
             n_ctx=n_ctx,
             max_candidates=max_candidates,
@@ -128,6 +138,7 @@ class LlamaCppEngine(LocalEngine):
             max_candidates=max_candidates,
             max_candidate_tokens=candidate_tokens,
             constraints=True,
+            max_parallel=max_parallel,
         )
         self.context_length = n_ctx
         self.n_layer = model.n_layer
@@ -141,6 +152,11 @@ class LlamaCppEngine(LocalEngine):
             kv_type=kv_type,
             flash_attention=not attention and kv_type != "f32",
         )
+        self._width = self._settings.sequences  # of a session
+        self._shared: SharedContext | None = None
+        self._sharing = threading.Lock()
+        if max_parallel > 1:
+            self._prefixes.max_idle = min(max_parallel, self._most_sessions() - max_parallel)
         if attention:
             compute_thread.run(lambda: check_attention(model, self._settings, attention_layers))
         if states:
@@ -183,22 +199,78 @@ class LlamaCppEngine(LocalEngine):
         return self._model.is_end(token)
 
     def new_cache(self) -> LlamaCppCache:
-        """See `LocalEngine.new_cache`."""
-        has = self.capabilities
-        tap = AttentionTap() if has.attention or has.states else None
-        context = Context(self._model, self._settings, tap)
-        return LlamaCppCache(
-            context,
-            context_length=self.context_length,
-            max_candidates=has.max_candidates,
-            attention_layers=self._attention_layers,
-            guarded=self._model.sliding_window,
-        )
+        """See `LocalEngine.new_cache`. Parallel requests share a context."""
+        if self.capabilities.max_parallel == 1:
+            return self._cache(self._context(self._settings))
+        shared = self._shared_context()
+        first = shared.take()
+        if first is None and self._prefixes.evict():
+            first = shared.take()
+        if first is None:  # a request with several sessions: one of them computes on its own
+            return self._cache(self._context(self._settings))
+        return self._cache(shared.context, first, on_close=partial(shared.give_back, first))
+
+    def compute(self, parts: Sequence[Part]) -> Sequence[Outcome]:
+        """See `LocalEngine.compute`."""
+        return self._shared_context().compute(parts)
 
     def close(self) -> None:
         """See `Engine.close`."""
         super().close()
+        if self._shared is not None:
+            self._shared.close()
         self._weights = None
+
+    def _cache(
+        self, context: Context, first: int = 0, on_close: Callable[[], None] | None = None
+    ) -> LlamaCppCache:
+        return LlamaCppCache(
+            context,
+            context_length=self.context_length,
+            max_candidates=self.capabilities.max_candidates,
+            attention_layers=self._attention_layers,
+            guarded=self._model.sliding_window,
+            first=first,
+            on_close=on_close,
+        )
+
+    def _context(self, settings: ContextSettings) -> Context:
+        has = self.capabilities
+        tap = AttentionTap() if has.attention or has.states else None
+        return Context(self._model, settings, tap)
+
+    def _shared_context(self) -> SharedContext:
+        """Return the context of parallel requests, which is made when it is first needed."""
+        with self._sharing:
+            if self._shared is None:
+                slots = self.capabilities.max_parallel + self._prefixes.max_idle
+                settings = replace(
+                    self._settings,
+                    cells=self.capabilities.max_parallel * self._settings.cells,
+                    sequences=slots * self._width,
+                )
+                self._shared = SharedContext(
+                    self._context(settings),
+                    slots=slots,
+                    width=self._width,
+                    evict=self._prefixes.evict,
+                )
+            return self._shared
+
+    def _most_sessions(self) -> int:
+        """Return how many sessions llama.cpp has sequences for.
+
+        Raises:
+            ConfigurationError: There are more requests.
+        """
+        most = MAX_SEQUENCES // self._width
+        if self.capabilities.max_parallel > most:
+            raise ConfigurationError(
+                f"max_parallel={self.capabilities.max_parallel} with max_candidates="
+                f"{self.capabilities.max_candidates} needs more than llama.cpp's {MAX_SEQUENCES} "
+                f"sequences; lower max_parallel to {most}, or max_candidates"
+            )
+        return most
 
     @property
     def _model(self) -> Weights:
