@@ -727,6 +727,8 @@ class TestExactly(EngineConformance):
     def choose(self, tiny_model: Path) -> None:
         self.path = tiny_model
 
+    max_parallel: ClassVar[int] = 1
+
     def make_engine(self) -> LlamaCppEngine:
         return LlamaCppEngine(
             self.path,
@@ -734,8 +736,10 @@ class TestExactly(EngineConformance):
             max_candidates=4,
             candidate_tokens=16,
             attention=True,
+            states=True,
             kv_type="f32",
             n_threads=1,
+            max_parallel=self.max_parallel,
         )
 
     def text_of(self, engine: Any, tokens: Sequence[int]) -> str:
@@ -747,3 +751,15 @@ class TestExactlyWithWindow(TestExactly):
     @pytest.fixture(autouse=True)
     def choose(self, windowed_model: Path) -> None:
         self.path = windowed_model
+
+
+class TestExactlyInParallel(TestExactly):
+    """All sessions lie in one context. A sum's last digit depends on where their cells lie."""
+
+    max_parallel = 3
+    repeat_tolerance = 1e-5
+
+
+class TestExactlyInParallelWithWindow(TestExactlyWithWindow):
+    max_parallel = 3
+    repeat_tolerance = 1e-5

@@ -166,6 +166,10 @@ class LlamaCppCache:
         layers = range(n_layer - self._rollout.spec.layers, n_layer - context)
         return Hearing(Listener(self._rollout, positions, context), layers, state_layer)
 
+    def state_layers(self, *, context: bool) -> frozenset[int]:
+        """Return the layer whose hidden states are read, if one is."""
+        return frozenset() if context or self._state_layer is None else frozenset({self._state_layer})
+
     def finish(
         self,
         positions: Sequence[int],

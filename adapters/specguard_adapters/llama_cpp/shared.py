@@ -72,14 +72,12 @@ class SharedContext:
             if cache.context is not self._context or not self._fits(n, rows):
                 yield [number]
                 continue
-            layer = cache.hearing((), context=part.context).state_layer
-            wanted = states | ({layer} if layer is not None else set())
-            if len(wanted) > 1 or not self._fits(tokens + n, outputs + rows):
+            layers = cache.state_layers(context=part.context)
+            if len(states | layers) > 1 or not self._fits(tokens + n, outputs + rows):
                 yield group
-                group, tokens, outputs = [], 0, 0
-                wanted = {layer} if layer is not None else set()
+                group, tokens, outputs, states = [], 0, 0, set()
             group.append(number)
-            tokens, outputs, states = tokens + n, outputs + rows, wanted
+            tokens, outputs, states = tokens + n, outputs + rows, states | layers
         if group:
             yield group
 
@@ -108,7 +106,7 @@ class SharedContext:
     def _merged(self, group: Sequence[Part]) -> list[Outcome]:
         counts = [len(part.tokens) for part in group]
         hearings = [_cache(part).hearing(part.positions, context=part.context) for part in group]
-        layer = next((h.state_layer for h in hearings if h.state_layer is not None), None)
+        layer = max((h.state_layer for h in hearings if h.state_layer is not None), default=None)
         tap = self._context.tap
         if tap is not None:
             split = SplitListener(hearings, counts, self._context.cells)
