@@ -212,6 +212,7 @@ def load_engine(
         states=_shows_states(options, source),
         api_key=options.api_key,
         max_retries=options.max_retries,
+        max_parallel=options.max_parallel,
     )
     return engines.load(model, replace(needed, **settings), progress)
 

@@ -45,6 +45,7 @@ class EngineSettings:
     states: bool
     api_key: SecretStr | None
     max_retries: int
+    max_parallel: int
 
 
 def kind_of(model: Reference) -> Kind:
@@ -120,6 +121,7 @@ def _arguments(kind: Kind, settings: EngineSettings) -> dict[str, Any]:
             "max_candidates": settings.max_candidates,
             "api_key": settings.api_key,
             "max_retries": settings.max_retries,
+            "max_parallel": settings.max_parallel,
         }
     arguments = {
         "n_ctx": settings.n_ctx or DEFAULT_N_CTX,
@@ -129,6 +131,7 @@ def _arguments(kind: Kind, settings: EngineSettings) -> dict[str, Any]:
         "attention": settings.attention,
         "attention_layers": settings.attention_layers,
         "states": settings.states,
+        "max_parallel": settings.max_parallel,
     }
     return arguments | ({"n_gpu_layers": settings.n_gpu_layers} if kind == "llama.cpp" else {})
 

@@ -154,6 +154,9 @@ class SpecGuardOptions(BaseModel):
     OPENAI_API_KEY, which is not sent unencrypted to other machines."""
     max_retries: int = Field(default=2, ge=0)
     """How often a request to a server is tried again."""
+    max_parallel: int = Field(default=1, ge=1, le=64)
+    """Requests that a model answers at a time; models in this process reserve memory for each, and
+    llama.cpp computes them together."""
     max_queue: int = Field(default=1024, ge=0)
     """So many other requests may wait for the same model; one more is refused at once."""
 

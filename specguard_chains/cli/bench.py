@@ -34,6 +34,7 @@ OTHERWISE = frozenset(
     {
         *("decoder", "acceptance_rate", "max_accepted_tokens"),  # an arm's own
         *("stop", "critical_steps", "tool_instruction", "schema_instruction", "max_queue"),
+        "max_parallel",
         "api_key",
     }
 )

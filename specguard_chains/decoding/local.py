@@ -271,7 +271,7 @@ class LocalSession:
         rows = self._forward(pending, range(self._cached, length), context=True)
         self._cached = length
         self.counters.read += len(pending)
-        logits = rows.logits[-1].copy()
+        logits: FloatArray = rows.logits[-1].copy()
         if length == self._prompt_length:
             self._sequence.prompt_logits = (length, logits)
         return logits
@@ -336,9 +336,7 @@ class LocalSession:
     ) -> Rows:
         try:
             self._check()
-            rows = self._pass(
-                tokens, positions, branches or [(0,)] * len(tokens), context=context
-            )
+            rows = self._pass(tokens, positions, branches or [(0,)] * len(tokens), context=context)
             return replace(rows, logits=rows.logits[:, : self._n_tokens])
         except BaseException:
             self._forget_branches()

@@ -426,6 +426,7 @@ def test_every_option_is_identifying() -> None:
         "n_ctx": 512,
         "n_threads": 1,
         "n_gpu_layers": 1,
+        "max_parallel": 2,
     }
     assert SpecGuardOptions.model_fields.keys() - NOT_IDENTIFYING == changed.keys() | {"encoder"}
     keys = {ChatSpecGuard()._get_llm_string()}

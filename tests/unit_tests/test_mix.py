@@ -120,6 +120,7 @@ def test_engines_get_what_concerns_them(loaded: list[dict[str, Any]]) -> None:
         "max_candidates": 4,
         "api_key": SecretStr("sesame"),
         "max_retries": 7,
+        "max_parallel": 1,
     }
 
 

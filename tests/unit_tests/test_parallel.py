@@ -61,9 +61,7 @@ class Pair:
     """A draft and a target that mostly agree."""
 
     def __init__(self, max_parallel: int, **settings: Any) -> None:
-        self.draft = ToyEngine(
-            policy(1, 1.0), name="draft", max_parallel=max_parallel, **settings
-        )
+        self.draft = ToyEngine(policy(1, 1.0), name="draft", max_parallel=max_parallel, **settings)
         self.target = ToyEngine(
             policy(1, 1.1), name="target", max_parallel=max_parallel, **settings
         )
@@ -307,9 +305,7 @@ def test_closing_the_engine_ends_all_requests() -> None:
     with closing(Pair(3, delay_s=0.002)) as pair:
         decoder = SoloDecoder(pair.target, Source.TARGET, SHAPE)
         with ThreadPoolExecutor(6) as pool:  # three of them wait
-            asked = [
-                pool.submit(ask, decoder, request(n, max_tokens=2000)) for n in range(6)
-            ]
+            asked = [pool.submit(ask, decoder, request(n, max_tokens=2000)) for n in range(6)]
             while pair.target.forward_passes < 20:
                 time.sleep(0.001)
             pair.close()
@@ -351,9 +347,7 @@ def test_a_common_beginning_is_read_once(spec: GroundingSpec | None) -> None:
             for one, other in zip(ours, sample(session), strict=True):
                 assert one.tokens == other.tokens
                 if spec is not None:
-                    assert one.reading.grounding == pytest.approx(
-                        other.reading.grounding, abs=2e-6
-                    )
+                    assert one.reading.grounding == pytest.approx(other.reading.grounding, abs=2e-6)
     for session in opened:
         session.close()
 

@@ -79,6 +79,16 @@ class HuggingFaceCache:
             slots=self._cells.limit,
         )
 
+    def share(self, other: HuggingFaceCache, length: int) -> bool:
+        """See `Cache.share`. Keys and values are copied."""
+        with torch.inference_mode():
+            self._cells.copy(other._cells, length)
+        self._commit(length)
+        if self._rollout is not None:
+            assert other._rollout is not None
+            self._rollout.take_over(other._rollout)
+        return True
+
     def fork(self, n: int, length: int) -> None:
         """See `Cache.fork`."""
         check_branches(n, self._max_candidates)

@@ -51,6 +51,14 @@ class CellLayer(CacheLayerMixin):  # type: ignore[misc]
                 places = targets.to(buffer.device)
                 buffer[:, :, places] = buffer[:, :, sources.to(buffer.device)]
 
+    def copy(self, other: CellLayer, cells: int) -> None:
+        """Begin with another layer's first cells."""
+        if other.is_initialized:
+            self.lazy_initialization(other.keys, other.values)
+            self.keys, self.values = (self._room_for(b, cells) for b in (self.keys, self.values))
+            self.keys[:, :, :cells] = other.keys[:, :, :cells]
+            self.values[:, :, :cells] = other.values[:, :, :cells]
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return how many cells there will be and the number of the first."""
         return self._cells.used + self._cells.coming, 0
@@ -94,3 +102,8 @@ class Cells(Cache):  # type: ignore[misc]
         """Copy cells to other places in all layers."""
         for layer in self.layers:
             layer.move(sources, targets)
+
+    def copy(self, other: Cells, cells: int) -> None:
+        """Begin with the first cells of another cache."""
+        for own, layer in zip(self.layers, other.layers, strict=True):
+            own.copy(layer, cells)

@@ -51,6 +51,7 @@ class HuggingFaceEngine(LocalEngine):
         logits_processor: LogitsProcessorList | None = None,
         n_threads: int | None = None,
         n_batch: int = 512,
+        max_parallel: int = 1,
     ) -> None:
         """Load a model; engines that load the same one in the same way share it.
 
@@ -75,6 +76,8 @@ class HuggingFaceEngine(LocalEngine):
                 reported. The engine then gives no logits, which lossless decoding needs.
             n_threads: Threads on a CPU; None leaves that to torch.
             n_batch: Most tokens computed at once.
+            max_parallel: Requests that are admitted at a time; their passes take turns, as a row of
+                this engine's cells belongs to one sequence and its branches.
 
         Raises:
             ModelNotFoundError: The model is neither here nor obtainable.
@@ -85,7 +88,7 @@ class HuggingFaceEngine(LocalEngine):
             AttentionUnavailableError: The model does not show its attention.
             StatesUnavailableError: The model does not show its hidden states.
         """
-        super().__init__()
+        super().__init__(max_parallel=max_parallel)
         check_at_least_one(
             n_ctx=n_ctx,
             max_candidates=max_candidates,
@@ -112,6 +115,7 @@ class HuggingFaceEngine(LocalEngine):
             max_candidates=max_candidates,
             max_candidate_tokens=candidate_tokens,
             constraints=True,
+            max_parallel=max_parallel,
         )
         self._model = Model(loaded.model, loaded.name, n_threads)
         self.n_layer = self._model.n_layer

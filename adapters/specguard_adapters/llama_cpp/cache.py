@@ -168,7 +168,8 @@ class LlamaCppCache:
 
     def state_layers(self, *, context: bool) -> frozenset[int]:
         """Return the layer whose hidden states are read, if one is."""
-        return frozenset() if context or self._state_layer is None else frozenset({self._state_layer})
+        layer = None if context else self._state_layer
+        return frozenset() if layer is None else frozenset({layer})
 
     def finish(
         self,

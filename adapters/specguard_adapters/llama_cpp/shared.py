@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 from typing import cast
 
 import numpy as np
@@ -182,7 +182,7 @@ class SplitListener:
     def _runs(self, owners: IntArray) -> Iterator[tuple[Hearing, slice]]:
         """Yield the sessions whose tokens these are, and which of them."""
         starts = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
-        for start, end in zip(starts, starts[1:], strict=False):
+        for start, end in pairwise(starts):
             yield self._hearings[owners[start]], slice(start, end)
 
 

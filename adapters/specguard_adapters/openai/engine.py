@@ -69,6 +69,7 @@ class OpenAIEngine:
         max_candidates: int = 16,
         timeout_s: float = 120.0,
         max_retries: int = 2,
+        max_parallel: int = 1,
         verify: bool | str | os.PathLike[str] | ssl.SSLContext = True,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -85,6 +86,7 @@ class OpenAIEngine:
             max_candidates: Most candidates that are sampled side by side.
             timeout_s: Longest time of one request, its repetitions included.
             max_retries: How often a request is repeated that failed for a reason that may pass.
+            max_parallel: Requests that are admitted at a time; the server may batch them.
             verify: Check the server's certificate: by the authorities that certifi knows, or the
                 file of another one, or a TLS context. False takes any certificate.
             headers: Sent with every request.
@@ -94,7 +96,7 @@ class OpenAIEngine:
             ServerError: The server cannot be reached, or refuses the requests.
         """
         base_url = plain_url(base_url)
-        check_numbers(max_candidates, timeout_s, max_retries, context_length)
+        check_numbers(max_candidates, timeout_s, max_retries, max_parallel, context_length)
         sent = checked_headers(headers or {})
         secrets = list(sent.values())
         if (key := secret_key(api_key, base_url)) is not None:
@@ -104,7 +106,7 @@ class OpenAIEngine:
         self.name = model
         self.base_url = base_url
         self._template = chat_template
-        self._queue = FairLock()
+        self._queue = FairLock(max_parallel)
         self._closed = False
         translator = Translator(base_url, model, secrets)
         self._client = Client(
@@ -137,6 +139,7 @@ class OpenAIEngine:
             scoring=self.features.scoring is not None,
             attention=False,
             max_candidates=max_candidates,
+            max_parallel=max_parallel,
         )
 
     @classmethod

@@ -111,7 +111,11 @@ def _sendable(name: str, value: str) -> str:
 
 
 def check_numbers(
-    max_candidates: int, timeout_s: float, max_retries: int, context_length: int | None
+    max_candidates: int,
+    timeout_s: float,
+    max_retries: int,
+    max_parallel: int,
+    context_length: int | None,
 ) -> None:
     """Refuse numbers that cannot work."""
     if max_candidates < 1:
@@ -120,6 +124,8 @@ def check_numbers(
         raise ConfigurationError(f"timeout_s must be more than 0 seconds, not {timeout_s}")
     if max_retries < 0:
         raise ConfigurationError(f"max_retries must be at least 0, not {max_retries}")
+    if max_parallel < 1:
+        raise ConfigurationError(f"max_parallel must be at least 1, not {max_parallel}")
     if context_length is not None and context_length < 2:
         raise ConfigurationError(f"{CONTEXT_LENGTH} must be at least 2, not {context_length}")
 
