@@ -65,10 +65,16 @@ class TestExactly(EngineConformance):
     grounding_tolerance = 1e-5
     window: ClassVar[int] = 0
     attention: ClassVar[bool] = True
+    max_parallel: ClassVar[int] = 1
 
     def make_engine(self) -> Engine:
         return load(
-            tiny(self.window), attention=self.attention, states=True, n_ctx=256, n_threads=1
+            tiny(self.window),
+            attention=self.attention,
+            states=True,
+            n_ctx=256,
+            n_threads=1,
+            max_parallel=self.max_parallel,
         )
 
     def text_of(self, engine: Any, tokens: Sequence[int]) -> str:
@@ -78,6 +84,12 @@ class TestExactly(EngineConformance):
 
 class TestExactlyWithoutAttention(TestExactly):
     attention = False
+
+
+class TestExactlyInParallel(TestExactly):
+    """A new sequence copies what it begins with from others."""
+
+    max_parallel = 3
 
 
 class TestExactlyWithWindow(TestExactly):
