@@ -115,6 +115,7 @@ def test_blocks_end_before_doubtful_tokens_and_are_bounded() -> None:
     assert trail.block(0) == list(range(10)), "a doubt so near is not worth a pass of its own"
     assert trail.block(10) == list(range(10, 10 + LONG))
     assert trail.block(95) == list(range(95, 100))
+    assert trail.block(97) == [97], "so few are computed one by one"
 
 
 def test_a_trail_knows_how_far_it_was_computed() -> None:
