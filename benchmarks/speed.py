@@ -35,6 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "both": {},
     "both, patience 1": {"patience": 1},
     "both, patience 2": {"patience": 2},
+    "both, hand back 8": {"hand_back": 8},
     "target": {"decoder": "target"},
 }
 EXACT = ("early rejection", "salvage", "both")

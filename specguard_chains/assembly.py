@@ -153,6 +153,7 @@ def _specguard(
         shape=shape,
         early_rejection=options.early_rejection,
         salvage=options.salvage,
+        hand_back=options.hand_back,
         patience=_patience(options),
     )
 

@@ -96,6 +96,9 @@ class SpecGuardOptions(BaseModel):
     salvage: bool = True
     """Compute what the target writes like a rejected step several tokens at a time; the text is
     the same without."""
+    hand_back: int | None = Field(default=None, ge=1)
+    """After a rejection the target writes only so many tokens beyond what the draft had written,
+    and the draft goes on, as with a new step; None lets the target finish the step."""
     patience: int | None = Field(default=None, ge=1)
     """After so many rejected steps in a row the target goes on without a draft; None always
     drafts."""

@@ -50,6 +50,9 @@ class SpecGuardDecoder:
     salvage: bool = True
     """Let the target compute several tokens at a time where it writes what was rejected anyway.
     Changes time, never the text."""
+    hand_back: int | None = None
+    """After a rejection let the target write on for so many tokens beyond what the draft had
+    written, and give the rest of the step back to the draft; None lets it finish the step."""
     patience: Patience | None = None
     """When to let the target go on without a draft; None always drafts."""
 
@@ -57,6 +60,8 @@ class SpecGuardDecoder:
         """Validate."""
         if self.num_candidates < 1:
             raise ConfigurationError(f"num_candidates must be 1 or more, not {self.num_candidates}")
+        if self.hand_back is not None and self.hand_back < 1:
+            raise ConfigurationError(f"hand_back must be 1 or more tokens, not {self.hand_back}")
         for engine in self.engines:
             check_candidates(engine, self.num_candidates, self.shape)
         _check_signals(self.draft, self.target, self.verify_with, self.verifier)
@@ -131,9 +136,15 @@ class SpecGuardDecoder:
         drafted tokens by min(1, p / q), as speculative decoding does, would not have the target's
         law here: those that are left over from a rejection do not have the draft's.)
         """
-        guess = proposal.candidate if self.salvage and proposal.candidates else None
+        drafted = proposal.candidate if proposal.candidates else None
+        guess = drafted if self.salvage else None
+        most = None
+        if drafted is not None and self.hand_back is not None:
+            most = len(drafted.tokens) + self.hand_back
         with answer.ledger.charge(Source.TARGET, target):
-            candidates = answer.sample(target, Source.TARGET, self.num_candidates, guess=guess)
+            candidates = answer.sample(
+                target, Source.TARGET, self.num_candidates, guess=guess, max_tokens=most
+            )
         with answer.ledger.time("select"):
             step = candidates[self._choose(candidates)]
         if not answer.request.prompt.passages or self._reader == "target" or draft is target:

@@ -403,6 +403,7 @@ def test_every_option_is_identifying() -> None:
         "salvage": False,
         "patience": 3,
         "pause_steps": 2,
+        "hand_back": 8,
         "doubt_margin": 0.05,
         "critical_steps": "target",
         "tool_instruction": "Use tools.",

@@ -115,3 +115,21 @@ def test_early_rejection_changes_no_text_where_one_candidate_comes_first(seed: i
     )
     assert [step.text for step in with_it] == [step.text for step in without]
     assert [step.verdict for step in with_it] == [step.verdict for step in without]
+
+
+@pytest.mark.parametrize("hand_back", [1, 5, 300])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_target_gives_a_rejected_step_back(seed: int, hand_back: int) -> None:
+    verifier = EnsembleVerifier(CALIBRATION, threshold=0.6)
+    steps = answer(seed, verifier, num_candidates=1, hand_back=hand_back)
+    for step in steps:
+        if step.verdict is Verdict.REJECTED:
+            assert step.answer_tokens <= step.tokens.drafted + hand_back
+    whole = answer(seed, verifier, num_candidates=1)
+    if hand_back == 300:
+        assert [step.text for step in steps] == [step.text for step in whole]
+
+
+def test_hand_back_needs_a_token() -> None:
+    with pytest.raises(ConfigurationError, match="hand_back must be 1 or more"):
+        answer(0, EnsembleVerifier(CALIBRATION), hand_back=0)
