@@ -1,6 +1,6 @@
 """How time and memory grow: with the context, the candidates, the length of steps, and the turns.
 
-    python benchmarks/scaling.py turns       # ten turns of a chat: seconds to the first step of each
+    python benchmarks/scaling.py turns       # ten turns of a chat: seconds to each first step
     python benchmarks/scaling.py context     # seconds a token and memory behind longer prompts
     python benchmarks/scaling.py candidates  # seconds a step of 1, 2, 4 and 8 candidates
     python benchmarks/scaling.py steps       # seconds a token where steps are longer

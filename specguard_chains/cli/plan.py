@@ -18,6 +18,7 @@ from specguard_chains.cli.streams import ERR
 from specguard_chains.console import fetch_progress
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.steps import Source
+from specguard_chains.evaluation.summary import Run
 from specguard_chains.options import SpecGuardOptions
 from specguard_chains.planning.assumptions import (
     RATE,
@@ -66,9 +67,11 @@ def plan(
         typer.Option(metavar="file", help="Where to draw other cost ratios, as SVG."),
     ] = None,
     acceptance: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Share of steps accepted, where no run tells it."),
-    ] = RATE,
+        float | None,
+        typer.Option(
+            min=0, max=1, help=f"Share of steps accepted, where no run tells it; by default {RATE}."
+        ),
+    ] = None,
     prompt_tokens: Annotated[
         int | None,
         typer.Option(min=1, help="Of a prompt; by default 150, or as in the run."),
@@ -87,15 +90,14 @@ def plan(
     The time of an answer is predicted for each way of writing it, beside the target alone. It says
     nothing of how often answers are right: specguard bench measures that.
     """
-    for path in filter(None, (out, plot)):
-        _check_writable(path)
+    _check(results, acceptance, out, plot)
     known = load_costs(costs) if costs is not None else _measured(options)
     found = None if results is None else read_run(results, known)
     workload = _sized(
         USUAL if found is None else found.workload, prompt_tokens, answer_tokens, step_tokens
     )
     if found is None:
-        settings = assumed_settings(options, known, acceptance)
+        settings = assumed_settings(options, known, RATE if acceptance is None else acceptance)
     else:
         settings = found.settings
         if not any(each.method == "speculative" for each in settings):
@@ -159,7 +161,14 @@ def _missing(costs: PairCosts) -> list[str]:
     return [f"{note}." for each in (costs.draft, costs.target) for note in each.missing]
 
 
-def _check_writable(path: Path) -> None:
-    """Refuse a file that cannot be written, before a minute of work."""
-    if not path.parent.is_dir():
-        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
+def _check(results: Path | None, acceptance: float | None, *written: Path | None) -> None:
+    """Refuse what would fail after a minute of work."""
+    if results is not None:
+        Run.read(results)
+        if acceptance is not None:
+            raise UsageError(
+                f"--acceptance {acceptance} is what a run tells: give either it or --results"
+            )
+    for path in filter(None, written):
+        if not path.parent.is_dir():
+            raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")

@@ -49,12 +49,15 @@ def _why_not(rivals: Sequence[Prediction], workload: Workload, costs: PairCosts)
     setting = min(judging, key=lambda each: each.total_s).setting
     drafted, later_read, written = _token_ms(setting, workload, costs)
     price = _price(drafted, later_read, written)
-    if drafted + later_read >= written:
-        return f"{price}: drafting pays only in answers that the target never touches"
     rate = pays_from(setting, workload, costs)
+    if drafted + later_read < written:
+        if rate is None:
+            return f"{price}, which saves less than rejected steps cost, at any acceptance"
+        return f"{price}: drafting pays from {rate:.0%} of accepted steps on"
+    untouched = f"{price}: drafting pays only in answers that the target never touches"
     if rate is None:
-        return f"{price}, which saves less than rejected steps cost, at any acceptance"
-    return f"{price}: drafting pays when {rate:.0%} of the steps are accepted"
+        return untouched
+    return f"{untouched}, of which there are enough from {rate:.0%} of accepted steps on"
 
 
 def _why_draft(setting: Setting, workload: Workload, costs: PairCosts) -> str:
