@@ -17,6 +17,9 @@ from specguard_chains.planning.settings import Setting, Workload
 RATIOS = (3.0, 5.0, 10.0, 20.0)
 """Of a token of the target to one of the draft, in time."""
 
+NEAR = 0.1
+"""Ratios this near to the pair's own are left out, as a share of it."""
+
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -121,7 +124,8 @@ def at_ratios(
 ) -> list[AtRatio]:
     """Return time ratios at this pair's cost ratio and at others, at the same acceptance."""
     found = []
-    for ratio in sorted({costs.ratio, *ratios}):
+    others = [ratio for ratio in ratios if abs(ratio / costs.ratio - 1) > NEAR]
+    for ratio in sorted([costs.ratio, *others]):
         here = costs.at_ratio(ratio)
         seconds = {each.label: predict(each, workload, here).total_s for each in settings}
         alone = next(seconds[each.label] for each in settings if each.method == "target")

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TITLE = "Time against the target's, by how much dearer a token of the target is"
+PAPER = "#ffffff"
 COLOURS = (
-    *("#1c2430", "#5b6675", "#dfe4ea", "#ffffff"),
+    *("#1c2430", "#5b6675", "#dfe4ea", PAPER),
     *("#0b66c3", "#c2410c", "#0f7b5f", "#9d3fa8", "#946200", "#007c98", "#b3225a", "#5c6470"),
 )
 """Of a report on white, in the order of `evaluation.svg.VARIABLES`."""
@@ -50,10 +51,9 @@ def _draw(figure: Figure, plan: Plan) -> None:
 
 
 def _standalone(svg: str) -> str:
-    """Return an element of a page as a file with colours and fonts of its own."""
-    colours = "".join(
-        f"{name}:{colour};" for name, colour in zip(VARIABLES.values(), COLOURS, strict=True)
-    )
-    style = f"<style>svg{{{colours}background:var(--paper);font-family:sans-serif}}</style>"
+    """Return an element of a page as a file, with colours that programs without CSS know too."""
+    for name, colour in zip(VARIABLES.values(), COLOURS, strict=True):
+        svg = svg.replace(f"var({name})", colour)
     head, rest = svg.split(">", 1)
-    return f'{head} xmlns="http://www.w3.org/2000/svg">{style}{rest}\n'
+    ground = f'<rect width="100%" height="100%" fill="{PAPER}"/>'
+    return f'{head} xmlns="http://www.w3.org/2000/svg" font-family="sans-serif">{ground}{rest}\n'

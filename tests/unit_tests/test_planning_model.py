@@ -230,6 +230,8 @@ def test_a_cheaper_draft_gains_and_changes_nothing_of_the_target() -> None:
         gained = [row.by_setting[label] for row in rows]
         assert gained == sorted(gained, reverse=True)
     assert {row.by_setting["target"] for row in rows} == {1.0}
+    near = at_ratios(PAIR.at_ratio(10.2), settings, WORKLOAD)
+    assert [row.ratio for row in near] == pytest.approx([3, 5, 10.2, 20])
 
 
 def test_what_is_assumed_follows_the_options() -> None:
