@@ -67,6 +67,9 @@ class SpecGuardOptions(BaseModel):
     doubt_margin: float | None = Field(default=None, ge=0, le=1)
     """Draft one candidate, and the others only if its score is nearer to the threshold than this;
     None drafts all of them at once."""
+    target_confidence: float | None = Field(default=None, le=0)
+    """In such doubt ask the target in place of drafting others: the step is kept if the mean of its
+    tokens' log-probabilities, read by the target, is at least this."""
     encoder: Any = None
     """How candidates are compared: a sentence-transformers model's name or folder, or a function
     from texts to vectors; by default hashed words and trigrams, which need no model."""

@@ -327,6 +327,7 @@ class Answer:
             value=judgement.value,
             critical=judgement.critical,
             paused=judgement.paused,
+            target_confidence=judgement.target_confidence,
             reviews=tuple(self._reviews),
             passages=candidate.reading.passage_shares,
         )

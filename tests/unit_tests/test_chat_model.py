@@ -405,6 +405,7 @@ def test_every_option_is_identifying() -> None:
         "pause_steps": 2,
         "hand_back": 8,
         "doubt_margin": 0.05,
+        "target_confidence": -0.5,
         "critical_steps": "target",
         "tool_instruction": "Use tools.",
         "schema_instruction": "Follow {schema}.",

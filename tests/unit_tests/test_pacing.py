@@ -133,3 +133,27 @@ def test_the_target_gives_a_rejected_step_back(seed: int, hand_back: int) -> Non
 def test_hand_back_needs_a_token() -> None:
     with pytest.raises(ConfigurationError, match="hand_back must be 1 or more"):
         answer(0, EnsembleVerifier(CALIBRATION), hand_back=0)
+
+
+@pytest.mark.parametrize("limit", [-100.0, -1.5, 0.0])
+def test_in_doubt_the_target_decides(limit: float) -> None:
+    verifier = EnsembleVerifier(CALIBRATION, threshold=0.6, doubt_margin=0.2)
+    steps = [
+        step
+        for seed in range(8)
+        for step in answer(seed, verifier, num_candidates=1, target_confidence=limit)
+    ]
+    asked = [step for step in steps if step.target_confidence is not None]
+    assert asked
+    for step in steps:
+        assert step.score is not None
+        near = abs(step.score - 0.6) < 0.2 and not step.rejected_early
+        assert (step.target_confidence is not None) == near
+        if step.target_confidence is None:
+            assert step.verdict is (Verdict.ACCEPTED if step.score >= 0.6 else Verdict.REJECTED)
+        else:
+            kept = step.target_confidence >= limit
+            assert step.verdict is (Verdict.ACCEPTED if kept else Verdict.REJECTED)
+            assert step.tokens.target_read > 0
+    if limit == -100.0:
+        assert {step.verdict for step in asked} == {Verdict.ACCEPTED}
