@@ -5,8 +5,9 @@ A recorded score can be held against another threshold. What the run has not see
     higher    Rejects what had been accepted below it. Known, but that such a step is drafted as far
               as rejected steps were, and that the steps after it are the same.
     lower     Accepts steps that were rejected. Of a step that was given up early only an upper
-              bound of the score is known, so that there is nothing to go by; a run with
-              early_rejection=off knows all scores.
+              bound of the score is known, and of one that was not drafted (`patience`) nothing, so
+              that there is nothing to go by; a run with early_rejection=off and without patience
+              knows all scores.
 
 Shares are taken over the steps of all answers that are complete.
 """
@@ -61,9 +62,20 @@ class Recorded:
         return sum(step.rejected_early for step in self.steps)
 
     @property
+    def paused(self) -> int:
+        """How many steps were not drafted, as too many before them were rejected."""
+        return sum(int(result.metrics.get("num_paused_steps", 0)) for result in self.results)
+
+    @property
     def candidates(self) -> int:
-        """How many candidates were drawn at a time."""
+        """How many candidates were drawn at a time, at most."""
         return max(map(candidates_of, self.results))
+
+    @property
+    def drafted_candidates(self) -> float:
+        """How many of them the draft drew at a time, on the average."""
+        drawn = [step.num_candidates for step in self.steps if step.drafted]
+        return fmean(drawn) if drawn else 1.0
 
     def workload(self) -> Workload:
         """Return the sizes of the answers, on the average."""
@@ -77,7 +89,7 @@ class Recorded:
     def knows(self, threshold: float) -> bool:
         """Whether it is known which steps pass a threshold."""
         own = self.threshold
-        return own is not None and (threshold >= own or not self.given_up)
+        return own is not None and (threshold >= own or not (self.given_up or self.paused))
 
     def acceptance(self, threshold: float | None = None) -> Acceptance:
         """Return how verification goes, at the run's own threshold or at another one.
@@ -91,7 +103,7 @@ class Recorded:
         every = [passes for of_answer in kept for passes in of_answer]
         rejected = [step for step in self.steps if step.source == Source.TARGET]
         tokens = sum(step.answer_tokens for step in rejected)
-        drafted = sum(step.drafted for step in rejected) / self.candidates
+        drafted = sum(step.drafted / (step.num_candidates or 1) for step in rejected)
         written = sum(step.regenerated for step in rejected)
         right = sum(map(salvaged_tokens, self.results))
         return Acceptance(
@@ -117,9 +129,10 @@ class Recorded:
         if self.threshold is None:
             return f"the run has no threshold to compare {threshold:g} with; plan for it as it is"
         return (
-            f"which steps pass the threshold {threshold:g} is not known: {self.given_up} of "
-            f"{len(self.steps)} steps were given up early at {self.threshold:g}, and of their "
-            "scores only upper bounds are recorded; record a run with early_rejection=off"
+            f"which steps pass the threshold {threshold:g} is not known: of {len(self.steps)} steps "
+            f"{self.given_up} were given up early at {self.threshold:g}, so that only upper bounds "
+            f"of their scores are recorded, and {self.paused} were not drafted; record a run with "
+            "early_rejection=off and without patience"
         )
 
 

@@ -92,7 +92,7 @@ def _token_ms(setting: Setting, workload: Workload, costs: PairCosts) -> tuple[f
     step = workload.answer_tokens / workload.steps
     kind = Kind.VERIFY if setting.verify_with == "target" else Kind.READ
     return (
-        1000 * draft.decode.at(setting.candidates),
+        1000 * draft.decode.at(setting.drafted_candidates or setting.candidates),
         1000 * target.seconds(kind, step) / step,
         1000 * costs.target.token_s,
     )

@@ -122,6 +122,7 @@ def _settings(
             label=arm if as_recorded else f"{arm} at {threshold:g}",
             method=method,
             candidates=recorded.candidates,
+            drafted_candidates=recorded.drafted_candidates,
             verify_with=shape.verify_with,
             attention_of=shape.attention_of,
             acceptance=recorded.acceptance(None if as_recorded else threshold),

@@ -19,7 +19,7 @@ Speculative decoding takes A / e passes at e tokens a pass: gamma times decode(1
 verify(gamma + 1) of the target each. That its draft is asked less after rejections (`adaptive`) is
 in gamma and e if they come from recorded runs. A model alone takes read(P) and A times decode(1).
 
-Neglected: the selection among k candidates, reward models and value heads, contexts longer or
+Neglected: that candidates differ in length, so that the longest takes more passes; the selection among k candidates, reward models and value heads, contexts longer or
 shorter than the one that was measured at, and everything outside of the engines.
 """
 
@@ -155,10 +155,11 @@ def _speculative(speculating: Speculating, workload: Workload) -> Work:
 def _judging(setting: Setting, acceptance: Acceptance, workload: Workload) -> Work:
     prompt, tokens = workload.prompt_tokens, workload.answer_tokens / workload.steps
     k, steps = setting.candidates, workload.steps
+    drafting = setting.drafted_candidates or k
     accepted = acceptance.rate * steps
     rejected = steps - accepted
     drafted = tokens * (accepted + acceptance.drafted_of_rejected * rejected)
-    draft = (read(prompt), decode(drafted, k), read(tokens, rejected * (1 - 1 / steps)))
+    draft = (read(prompt), decode(drafted, drafting), read(tokens, rejected * (1 - 1 / steps)))
     opening, catching_up, writing = _target(acceptance, steps, prompt, tokens, k)
     target_judges = setting.verify_with == "target"
     if target_judges:

@@ -61,7 +61,7 @@ def salvaged_tokens(result: Result) -> int:
 
 
 def candidates_of(result: Result) -> int:
-    """Return how many candidates were drawn at a time."""
+    """Return how many candidates were drawn at a time, at most: a draft may begin with one."""
     return max((step.num_candidates for step in result.steps), default=1) or 1
 
 
@@ -76,9 +76,9 @@ def _speculative(result: Result, prompt: float) -> Work:
 def _draft(result: Result, prompt: float) -> Iterator[Passes]:
     if not any(step.drafted for step in result.steps):
         return
-    k = candidates_of(result)
     yield read(prompt)
     for step in result.steps:
+        k = step.num_candidates or 1
         chosen = step.answer_tokens if step.source == Source.DRAFT else step.drafted / k
         yield from _side_by_side(step.drafted, chosen, k)
     yield from map(read, _foreign_runs(result.steps))

@@ -69,6 +69,8 @@ class Setting(_Record):
     method: Method
     candidates: int = Field(default=1, ge=1)
     """Drawn at a time, of both models; greedy decoding draws one."""
+    drafted_candidates: float | None = Field(default=None, ge=1)
+    """Of the draft, on the average, where it does not always draw all of them."""
     verify_with: Literal["draft", "target"] = "draft"
     attention_of: Literal["draft", "target"] | None = None
     """Whose attention is read for grounding."""

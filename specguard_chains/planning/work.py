@@ -82,7 +82,7 @@ def seconds_of(work: Work, costs: PairCosts) -> Seconds:
     )
 
 
-def decode(tokens: float, candidates: int = 1) -> Passes:
+def decode(tokens: float, candidates: float = 1) -> Passes:
     """Return the passes in which so many tokens are written, in each of the candidates."""
     return Passes(Kind.DECODE, candidates, tokens)
 

@@ -98,7 +98,7 @@ def test_a_lower_threshold_is_not_known_where_steps_were_given_up_early() -> Non
     recorded = Recorded.of([WHOLE, MIXED])
     assert recorded.knows(0.7)
     assert not recorded.knows(0.69)
-    with pytest.raises(EvaluationError, match=r"1 of 5 steps .* early_rejection=off"):
+    with pytest.raises(EvaluationError, match=r"of 5 steps 1 were given up .* early_rejection=off"):
         recorded.acceptance(0.1)
 
 
@@ -107,6 +107,26 @@ def test_a_lower_threshold_is_known_where_none_was() -> None:
     assert recorded.acceptance(0.7).rate == pytest.approx(1 / 3)
     assert recorded.acceptance(0.5).rate == pytest.approx(2 / 3)
     assert recorded.acceptance(0.1).rate == 1
+
+
+def test_a_lower_threshold_is_not_known_where_steps_were_not_drafted() -> None:
+    paused = replace(step(0.5, drafted=0), score=None, verdict="unverified", num_candidates=0)
+    recorded = Recorded.of([result(step(0.9), step(0.5), paused, num_paused_steps=1)])
+    assert recorded.acceptance().rate == pytest.approx(1 / 3)
+    assert recorded.acceptance().drafted_of_rejected == 0.5
+    assert recorded.knows(0.8)
+    assert not recorded.knows(0.6)
+    with pytest.raises(EvaluationError, match=r"1 were not drafted; .* without patience"):
+        recorded.acceptance(0.6)
+
+
+def test_a_draft_that_begins_with_one_candidate() -> None:
+    several = replace(step(0.9, drafted=40), num_candidates=4)
+    recorded = Recorded.of([result(step(0.9), several)])
+    assert recorded.candidates == 4
+    assert recorded.drafted_candidates == 2.5
+    seconds = seconds_of(work_of(recorded.results[0]), PAIR)
+    assert 1000 * seconds.draft == pytest.approx(100 * 7 + 10 * 20 + 10 * 65)
 
 
 def test_a_step_that_was_the_targets_to_write_stays_so() -> None:
@@ -153,6 +173,10 @@ def test_speculative_decoding_as_recorded() -> None:
 # Runs of toys whose passes take known times: the counts must explain them
 
 ARMS = "target,draft,speculative,specguard-greedy,specguard:num_candidates=2:temperature=0.7"
+SAVING = (
+    "specguard-greedy:patience=1:pause_steps=2,specguard-greedy:hand_back=4,"
+    "specguard:num_candidates=2:temperature=0.7:doubt_margin=0.05"
+)
 
 
 @pytest.fixture
@@ -186,6 +210,15 @@ def test_counts_and_means_explain_recorded_times(
     assert [check.arm for check in checks] == ARMS.split(",")
     for check in checks:
         assert check.answers == 8
+        assert abs(check.deviation(check.counted_s)) < 0.05, check
+        assert abs(check.deviation(check.predicted_s)) < 0.1, check
+
+
+def test_paused_steps_and_those_that_are_given_back(clock: Clock, tmp_path: Path) -> None:
+    costs = toy_run(clock, tmp_path, SAVING)
+    checks = read_run(tmp_path, costs).checks
+    assert [check.arm for check in checks] == SAVING.split(",")
+    for check in checks:
         assert abs(check.deviation(check.counted_s)) < 0.05, check
         assert abs(check.deviation(check.predicted_s)) < 0.1, check
 
