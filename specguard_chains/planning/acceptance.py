@@ -110,6 +110,7 @@ class Recorded:
             rate=fmean(every),
             drafted_of_rejected=drafted / tokens if tokens else 1.0,
             salvaged=min(right / written, 1.0) if written else 0.0,
+            undrafted=_undrafted(rejected),
             untouched=fmean(map(all, kept)),
         )
 
@@ -129,11 +130,17 @@ class Recorded:
         if self.threshold is None:
             return f"the run has no threshold to compare {threshold:g} with; plan for it as it is"
         return (
-            f"which steps pass the threshold {threshold:g} is not known: of {len(self.steps)} steps "
-            f"{self.given_up} were given up early at {self.threshold:g}, so that only upper bounds "
-            f"of their scores are recorded, and {self.paused} were not drafted; record a run with "
-            "early_rejection=off and without patience"
+            f"which steps pass the threshold {threshold:g} is not known: of {len(self.steps)} "
+            f"steps {self.given_up} were given up early at {self.threshold:g}, so that only upper "
+            f"bounds of their scores are recorded, and {self.paused} were not drafted; record a "
+            "run with early_rejection=off and without patience"
         )
+
+
+def _undrafted(rejected: Sequence[StepResult]) -> float:
+    """Return which share of the target's steps was not drafted, one at least counted as drafted."""
+    n = len(rejected)
+    return min(sum(not step.drafted for step in rejected), n - 1) / n if n else 0.0
 
 
 def speculating_of(results: Sequence[Result]) -> Speculating:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation.results import Result
 from specguard_chains.evaluation.summary import Run
@@ -31,6 +32,7 @@ METHODS: dict[str, Method] = {
     "draft": "draft",
 }
 """Decoders whose costs can be told from counts, and how they work."""
+SHAPING = ("verify_with", "confidence_weight", "num_candidates", "temperature", "top_k")
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 """That recorded scores are held against, as far as they tell."""
 
@@ -121,7 +123,7 @@ def _settings(
         return Setting(
             label=arm if as_recorded else f"{arm} at {threshold:g}",
             method=method,
-            candidates=recorded.candidates,
+            candidates=shape.candidates or recorded.candidates,
             drafted_candidates=recorded.drafted_candidates,
             verify_with=shape.verify_with,
             attention_of=shape.attention_of,
@@ -156,9 +158,16 @@ def _check(
 
 def _shape(run: Run, arm: str, costs: PairCosts) -> Shape:
     if not run.decoder(arm).startswith("specguard"):
-        return Shape()
-    judge = _option(run, arm, "verify_with")
-    return Shape(judge, attention_of(_option(run, arm, "confidence_weight"), judge, costs))
+        return Shape(candidates=1)
+    options = {name: _option(run, arm, name) for name in SHAPING}
+    judge = options["verify_with"]
+    sampling = Sampling(temperature=options["temperature"], top_k=options["top_k"])
+    greedy = sampling.greedy or run.decoder(arm) == "specguard-greedy"
+    return Shape(
+        verify_with=judge,
+        attention_of=attention_of(options["confidence_weight"], judge, costs),
+        candidates=1 if greedy else options["num_candidates"],
+    )
 
 
 def _weighs_grounding(run: Run, arm: str) -> bool:

@@ -19,8 +19,9 @@ Speculative decoding takes A / e passes at e tokens a pass: gamma times decode(1
 verify(gamma + 1) of the target each. That its draft is asked less after rejections (`adaptive`) is
 in gamma and e if they come from recorded runs. A model alone takes read(P) and A times decode(1).
 
-Neglected: that candidates differ in length, so that the longest takes more passes; the selection among k candidates, reward models and value heads, contexts longer or
-shorter than the one that was measured at, and everything outside of the engines.
+Neglected: that candidates differ in length, so that the longest takes more passes; the selection
+among them, reward models and value heads; contexts longer or shorter than the one that was measured
+at; and everything outside of the engines.
 """
 
 from __future__ import annotations
@@ -159,7 +160,9 @@ def _judging(setting: Setting, acceptance: Acceptance, workload: Workload) -> Wo
     accepted = acceptance.rate * steps
     rejected = steps - accepted
     drafted = tokens * (accepted + acceptance.drafted_of_rejected * rejected)
-    draft = (read(prompt), decode(drafted, drafting), read(tokens, rejected * (1 - 1 / steps)))
+    together = 1 / (1 - acceptance.undrafted)
+    foreign = read(together * tokens, rejected / together * (1 - 1 / steps))
+    draft = (read(prompt), decode(drafted, drafting), foreign)
     opening, catching_up, writing = _target(acceptance, steps, prompt, tokens, k)
     target_judges = setting.verify_with == "target"
     if target_judges:

@@ -25,6 +25,8 @@ class Shape:
 
     verify_with: Literal["draft", "target"] = "draft"
     attention_of: Literal["draft", "target"] | None = None
+    candidates: int | None = None
+    """That the target draws at a time; None takes the most that the draft has drawn."""
 
 
 def work_of(result: Result, shape: Shape | None = None) -> Work:
@@ -110,15 +112,16 @@ def _foreign_runs(steps: Iterable[StepResult]) -> Iterator[int]:
 
 def _target(result: Result, prompt: float, shape: Shape) -> Iterator[Passes]:
     """Yield the target's passes over what it reads, then those in which it writes."""
-    k, was_read, pending = candidates_of(result), 0.0, prompt
+    k, was_read, pending = shape.candidates or candidates_of(result), 0.0, prompt
     for step in result.steps:
         judged = shape.verify_with == "target" and step.judged and not step.rejected_early
         if pending and (judged or step.regenerated):
             was_read, waiting, pending = was_read + pending, pending, 0.0
             yield read(waiting)
         if judged:
-            was_read += step.drafted / k
-            yield from verify(step.drafted / k)
+            chosen = step.drafted / (step.num_candidates or 1)
+            was_read += chosen
+            yield from verify(chosen)
         elif step.source == Source.DRAFT:
             pending += step.answer_tokens
     written = sum(step.regenerated for step in result.steps)

@@ -39,6 +39,9 @@ class Acceptance(_Record):
     salvaged: float = Field(default=0.0, ge=0, le=1)
     """Share of the tokens of the target's steps that the draft had right, if that is made use of
     (`salvage`)."""
+    undrafted: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the target's steps of which nothing was drafted (`patience`, `critical_steps`): the
+    draft reads such ones together with the next."""
     untouched: float | None = Field(default=None, ge=0, le=1)
     """Share of answers in which every step is accepted; None if steps are accepted independently
     of each other: rate to the power of the number of steps."""

