@@ -166,9 +166,7 @@ def _specguard(
 
 def _patience(options: SpecGuardOptions) -> Patience | None:
     """Return when the decoders that judge steps stop drafting."""
-    if options.patience is None:
-        return None
-    return Patience(options.patience, options.pause_steps)
+    return Patience(options.patience, options.pause_steps) if options.patience else None
 
 
 def unload() -> None:
