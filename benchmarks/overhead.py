@@ -6,7 +6,8 @@ Three ways of writing the same number of tokens with the draft model of the defa
 and in one process: a bare greedy loop over llama.cpp's low-level functions; `ChatSpecGuard` with
 every step accepted (threshold 0, one candidate) on confidence alone; the same with attention read
 for grounding. Rates are whole requests, prompt included. Wanted: at least 0.95 and 0.90 of the
-bare loop's rate.
+bare loop's rate, and at most 3 % of the time outside of llama.cpp's `llama_decode` (which calls
+back into Python where attention is read).
 
 Memory is measured in a process of its own: both models read a prompt that fills most of a context
 of 4,096 tokens, and an answer is verified on top. Wanted: models + KV caches + 300 MB at most.
@@ -71,6 +72,27 @@ class BareLoop:
         return tokens
 
 
+class DecodeClock:
+    """Counts the seconds within `llama_decode` while it is in its place."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._decode = llama.llama_decode
+
+    def __enter__(self) -> DecodeClock:
+        def timed(*arguments: object) -> int:
+            start = time.perf_counter()
+            code: int = self._decode(*arguments)
+            self.seconds += time.perf_counter() - start
+            return code
+
+        llama.llama_decode = timed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        llama.llama_decode = self._decode
+
+
 def stack(weight: float, threads: int) -> ChatSpecGuard:
     return ChatSpecGuard(
         decoder="specguard-greedy",
@@ -86,6 +108,7 @@ def speed(tokens: int, rounds: int, threads: int) -> None:
     drafts = [model._assembled.decoder(model).draft for model in models.values()]  # loads them
     bare = BareLoop(resolve_pair(DEFAULT_PAIR).draft, threads)
     rates: dict[str, list[float]] = {"bare loop": []} | {name: [] for name in models}
+    outside: dict[str, list[float]] = {name: [] for name in models}
     for turn in range(rounds + 1):
         question = QUESTION.format(turn)
         prompt = drafts[0].encode(Prompt(messages=[{"role": "user", "content": question}]))
@@ -97,9 +120,12 @@ def speed(tokens: int, rounds: int, threads: int) -> None:
             for engine in model._assembled.decoder(model).engines:
                 engine.clear()  # the bare loop reads the whole prompt, too
             start = time.perf_counter()
-            *_, last = model.stream(question, max_tokens=tokens)
-            message_tokens = last.usage_metadata["output_tokens"]
-            results[name] = message_tokens / (time.perf_counter() - start)
+            with DecodeClock() as clock:
+                *_, last = model.stream(question, max_tokens=tokens)
+            spent = time.perf_counter() - start
+            results[name] = last.usage_metadata["output_tokens"] / spent
+            if turn:
+                outside[name].append(1 - clock.seconds / spent)
         if turn:  # the first round warms up
             for name, rate in results.items():
                 rates[name].append(rate)
@@ -111,6 +137,8 @@ def speed(tokens: int, rounds: int, threads: int) -> None:
             f"  {name:17} {statistics.median(values):6.2f}   ratio to bare "
             f"{statistics.median(ratios):.3f}  ({min(ratios):.3f} to {max(ratios):.3f})"
         )
+    for name, shares in outside.items():
+        print(f"  {name}: {statistics.median(shares):.1%} of the time outside of llama_decode")
 
 
 def memory(threads: int) -> None:

@@ -15,51 +15,18 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from math import prod
 from pathlib import Path
 
-import numpy as np
+from shared import parting, text_of, timed
 
-from specguard_chains import background
 from specguard_chains.adapters import LlamaCppEngine
 from specguard_chains.assembly import assemble
 from specguard_chains.calibrations.fitting import reasoning_prompt
-from specguard_chains.decoding import compute_thread
-from specguard_chains.decoding.cache import common_prefix
-from specguard_chains.decoding.decoder import Decoder, Request
+from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.sampling import Sampling
-from specguard_chains.decoding.steps import Step
-from specguard_chains.decoding.token_tree import TokenTree
 from specguard_chains.models import resolve_pair
 from specguard_chains.options import SpecGuardOptions
-
-
-def timed(decoder: Decoder, request: Request) -> tuple[list[Step], float]:
-    for engine in decoder.engines:
-        engine.clear()
-    start = time.perf_counter()
-    steps = list(background.run(decoder, request))
-    return steps, time.perf_counter() - start
-
-
-def margin(decoder: Decoder, request: Request, texts: tuple[str, str]) -> str:
-    """Say how close the target's two likeliest tokens are where two texts part."""
-    target = decoder.engines[-1]
-    one, other = (target.encode_text(text) for text in texts)
-    shared = common_prefix(one, other)
-
-    def rows() -> np.ndarray:
-        with target.exclusive():
-            session = target.open(request.prompt)
-            session.extend(one[:shared])
-            logits = session.logits(TokenTree((1,)))[0].copy()
-            session.close()
-            return logits
-
-    logits = compute_thread.run(rows)
-    best, second = np.sort(logits)[-1:-3:-1]
-    return f"texts part at token {shared}: top-2 margin {best - second:.4f} logits"
 
 
 def main() -> None:
@@ -110,14 +77,14 @@ def main() -> None:
         )
         steps, seconds = timed(speculative, request)
         expected, seconds_alone = timed(alone, request)
-        texts = "".join(s.text for s in steps), "".join(s.text for s in expected)
+        texts = text_of(steps), text_of(expected)
         equal += texts[0] == texts[1]
         ratios.append(seconds / seconds_alone)
         passes += sum(step.tokens.target_passes for step in steps)
         tokens += sum(step.answer_tokens for step in steps)
         kept += sum(step.tokens.kept for step in steps)
         drafted += sum(step.tokens.drafted for step in steps)
-        remark = "" if texts[0] == texts[1] else margin(speculative, request, texts)
+        remark = "" if texts[0] == texts[1] else parting(speculative, request, texts)
         print(f"{problem['id']}: time ratio {ratios[-1]:.2f} {remark}", flush=True)
     shape = arguments.tree or f"chain of {arguments.tokens}"
     print(

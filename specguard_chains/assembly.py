@@ -129,6 +129,11 @@ def _best_of_n(options: SpecGuardOptions, engine: Engine) -> Decoder:
 def _specguard(
     options: SpecGuardOptions, draft: Engine, target: Engine, shape: StepShape
 ) -> SpecGuardDecoder:
+    if options.target_confidence is not None and options.doubt_margin is None:
+        raise ConfigurationError(
+            f"target_confidence={options.target_confidence} decides in doubt, and without "
+            "doubt_margin there is none; set doubt_margin too"
+        )
     grounding = GroundingSpec.named(options.grounding, layers=options.grounding_layers)
     reader = _reader(options)
     _tell(options, reader)
@@ -145,7 +150,8 @@ def _specguard(
             doubt_margin=options.doubt_margin or 0.0,
         ),
         num_candidates=_candidates(options),
-        one_first=options.doubt_margin is not None,
+        one_first=options.doubt_margin is not None and options.target_confidence is None,
+        target_confidence=options.target_confidence,
         select=_selector(options),
         verify_with=options.verify_with,
         grounding_from=reader,
@@ -153,15 +159,14 @@ def _specguard(
         shape=shape,
         early_rejection=options.early_rejection,
         salvage=options.salvage,
+        hand_back=options.hand_back,
         patience=_patience(options),
     )
 
 
 def _patience(options: SpecGuardOptions) -> Patience | None:
     """Return when the decoders that judge steps stop drafting."""
-    if options.patience is None:
-        return None
-    return Patience(options.patience, options.pause_steps)
+    return Patience(options.patience, options.pause_steps) if options.patience else None
 
 
 def unload() -> None:

@@ -74,6 +74,8 @@ def step_facts(step: Mapping[str, Any], console: Console) -> list[Text]:
     facts = [Text(f"[{step['number']}] {source}", f"bold {style}")]
     if step.get("critical"):
         facts.append(Text("critical: the target's to write", style))
+    if step.get("paused"):
+        facts.append(Text("not drafted after rejections", style))
     if verdict != "unverified":
         facts.append(Text("accepted" if verdict == "accepted" else "draft rejected", style))
         facts.append(Text(_score(step, ascii_only=console.options.ascii_only)))

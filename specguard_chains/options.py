@@ -66,7 +66,10 @@ class SpecGuardOptions(BaseModel):
     """Candidate steps that are drafted at a time (the paper's k, there 16)."""
     doubt_margin: float | None = Field(default=None, ge=0, le=1)
     """Draft one candidate, and the others only if its score is nearer to the threshold than this;
-    None drafts all of them at once."""
+    by default all of them at once."""
+    target_confidence: float | None = Field(default=None, le=0)
+    """In such doubt ask the target in place of drafting others: the step is kept if the mean of its
+    tokens' log-probabilities, read by the target, is at least this."""
     encoder: Any = None
     """How candidates are compared: a sentence-transformers model's name or folder, or a function
     from texts to vectors; by default hashed words and trigrams, which need no model."""
@@ -96,9 +99,11 @@ class SpecGuardOptions(BaseModel):
     salvage: bool = True
     """Compute what the target writes like a rejected step several tokens at a time; the text is
     the same without."""
-    patience: int | None = Field(default=None, ge=1)
-    """After so many rejected steps in a row the target goes on without a draft; None always
-    drafts."""
+    hand_back: int | None = Field(default=None, ge=1)
+    """After a rejection the target writes only so many tokens beyond what the draft had written,
+    and the draft goes on, as with a new step; by default the target finishes the step."""
+    patience: int = Field(default=0, ge=0)
+    """After so many rejected steps in a row the target goes on without a draft; 0 always drafts."""
     pause_steps: int = Field(default=4, ge=1)
     """How many steps it then writes before one is drafted again; doubled if that one is rejected,
     too."""

@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from specguard_chains.cli import ask, bench, calibrate, chat, model_files, signals, train_reward
+from specguard_chains.cli import (
+    ask,
+    bench,
+    calibrate,
+    chat,
+    model_files,
+    plan,
+    signals,
+    train_reward,
+)
 from specguard_chains.cli.streams import OUT
 
 app = typer.Typer(
@@ -20,7 +29,7 @@ app = typer.Typer(
 )
 for command in (
     *(ask.ask, chat.chat, model_files.pull, model_files.models, calibrate.calibrate),
-    *(bench.bench, signals.signals, train_reward.train_reward),
+    *(bench.bench, signals.signals, train_reward.train_reward, plan.plan),
 ):
     app.command()(command)
 

@@ -196,15 +196,22 @@ class Answer:
         n: int,
         watch: Watch | None = None,
         guess: Candidate | None = None,
+        max_tokens: int | None = None,
     ) -> list[Candidate]:
-        """Let a session write n candidates for the step in progress, other ones each time."""
+        """Let a session write n candidates for the step in progress, other ones each time.
+
+        A step that is cut after `max_tokens` goes on as the next one.
+        """
         version, sampling = self._versions[source], self.request.sampling
+        boundary = self.boundary()
+        if max_tokens is not None:
+            boundary = replace(boundary, max_tokens=min(max_tokens, boundary.max_tokens))
         self._versions[source] += 1
         if version and sampling.greedy:
             sampling = replace(sampling, temperature=SECOND_TEMPERATURE, top_k=0)
         return session.sample(
             n,
-            self.boundary(),
+            boundary,
             sampling,
             seed=(self.request.seed, self.number, source is Source.TARGET, *[version][:version]),
             watch=watch,
@@ -320,6 +327,7 @@ class Answer:
             value=judgement.value,
             critical=judgement.critical,
             paused=judgement.paused,
+            target_confidence=judgement.target_confidence,
             reviews=tuple(self._reviews),
             passages=candidate.reading.passage_shares,
         )

@@ -89,6 +89,7 @@ class LocalSession:
         self._tokens = list(prompt)
         self._prompt_length = len(self._tokens)
         self._branches: list[Branch] = []
+        self._seen: list[Row] = []  # after the first tokens of the step that was read last
         self._cached = self._reused = sequence.keep_prefix(self._tokens)
         self._logits: FloatArray | None = None  # for the token after the sequence
         if sequence.prompt_logits is not None:
@@ -120,13 +121,16 @@ class LocalSession:
         self._require_room(boundary.max_tokens)
         distinct = 1 if sampling.greedy else n
         trail = self._trail(guess, boundary.max_tokens)
-        logits = self._next_logits()
-        self._cache.fork(distinct, len(self._tokens))
+        seen = self._held(trail) if distinct == 1 else []
+        logits = self._logits if seen else self._next_logits()
+        assert logits is not None
+        if not seen:
+            self._cache.fork(distinct, len(self._tokens))
         drafts = [
             Draft(i, step=self.writer(boundary), matcher=self._fork(), on_trail=True)
             for i in range(distinct)
         ]
-        self._branches = [*drafts]
+        self._branches, self._seen = [*drafts], []
         rngs = generators(seed, distinct)
         rows: Iterable[FloatArray] = [logits] * distinct
         while live := [draft for draft in drafts if draft.step.ending is None]:
@@ -138,7 +142,7 @@ class LocalSession:
             rows = self._compute(live, trail)
             if reject_early(drafts, watch):
                 break
-        self.counters.read += trail.reach - trail.walked
+        self.counters.read += trail.reach - trail.walked - len(seen)
         candidates = [draft.candidate(grounded=self._grounded) for draft in drafts]
         return candidates if distinct == n else candidates * n
 
@@ -170,13 +174,17 @@ class LocalSession:
             first = len(self._tokens) + start
             rows = self._forward(block, range(first, first + len(block)), context=False)
             before = np.concatenate([logits[None], rows.logits[:-1]])
+            last = rows.logits[-1].copy()
+            if not start:
+                after = enumerate([*before[1:], last])
+                self._seen = [replace(row_of(rows, i), logits=row) for i, row in after]
             logprobs += map(logprob, allowed_rows(before, block, matcher), block)
             grounding += [] if rows.grounding is None else rows.grounding.tolist()
             passages += [] if rows.passages is None else [rows.passages]
             state = None if rows.states is None else rows.states[-1].copy()
             branch.tokens += block
             branch.computed += len(block)
-            branch.logits = logits = rows.logits[-1].copy()
+            branch.logits = logits = last
         self.counters.read += len(tokens)
         return Reading(
             np.array(logprobs, dtype=np.float32),
@@ -284,6 +292,20 @@ class LocalSession:
         tokens = self.tokens_of(guess)[:max_tokens]
         return Trail(tokens, guess.reading.logprobs if own else ())
 
+    def _held(self, trail: Trail) -> list[Row]:
+        """Return the rows of a guess that was read just now, and leave its tokens in the cache.
+
+        Some of the first are enough: what is rejected mostly differs soon.
+        """
+        if not self._seen or self._logits is None:
+            return []
+        (branch,) = self._branches
+        seen = self._seen[: common_prefix(branch.tokens, trail.tokens)]
+        if seen:
+            self._cache.cut(0, len(self._tokens) + len(seen))
+            trail.keep(0, seen)
+        return seen
+
     def _compute(self, live: Sequence[Draft], trail: Trail) -> list[FloatArray]:
         """Compute each draft's newest token; return the logits of those that go on.
 
@@ -385,7 +407,7 @@ class LocalSession:
 
     def _forget_branches(self) -> None:
         """Take note that the cache holds nothing beside the sequence."""
-        self._branches = []
+        self._branches, self._seen = [], []
 
     def _drop_branches(self) -> None:
         if self._branches:

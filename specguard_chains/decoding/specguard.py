@@ -37,6 +37,9 @@ class SpecGuardDecoder:
     num_candidates: int = 4
     one_first: bool = False
     """Draft one candidate, and the others only if the verifier finds it doubtful."""
+    target_confidence: float | None = None
+    """Let the target read a step that the verifier finds doubtful, and keep it if the mean
+    log-probability of its tokens is at least this; None asks it nothing."""
     select: Selector = field(default_factory=Selector)
     verify_with: VerifyWith = "draft"
     """Whose confidence is judged: the draft's own, taken while it drafts, or the target's, which
@@ -50,6 +53,9 @@ class SpecGuardDecoder:
     salvage: bool = True
     """Let the target compute several tokens at a time where it writes what was rejected anyway.
     Changes time, never the text."""
+    hand_back: int | None = None
+    """After a rejection let the target write on for so many tokens beyond what the draft had
+    written, and give the rest of the step back to the draft; None lets it finish the step."""
     patience: Patience | None = None
     """When to let the target go on without a draft; None always drafts."""
 
@@ -57,6 +63,14 @@ class SpecGuardDecoder:
         """Validate."""
         if self.num_candidates < 1:
             raise ConfigurationError(f"num_candidates must be 1 or more, not {self.num_candidates}")
+        if self.target_confidence is not None and not self.target.capabilities.scoring:
+            raise ConfigurationError(
+                f"{self.target.name} cannot score text that it has not written, which "
+                "target_confidence needs; leave it out, or take a server that gives the log-probs "
+                "of prompts"
+            )
+        if self.hand_back is not None and self.hand_back < 1:
+            raise ConfigurationError(f"hand_back must be 1 or more tokens, not {self.hand_back}")
         for engine in self.engines:
             check_candidates(engine, self.num_candidates, self.shape)
         _check_signals(self.draft, self.target, self.verify_with, self.verifier)
@@ -99,7 +113,11 @@ class SpecGuardDecoder:
         with answer.ledger.charge(Source.DRAFT, draft):
             candidates = answer.sample(draft, Source.DRAFT, k, watch)
         proposal = self._judge(candidates, draft, target, answer)
-        if not proposal.judgement.doubtful or k == self.num_candidates:
+        if not proposal.judgement.doubtful:
+            return proposal
+        if self.target_confidence is not None:
+            return self._escalate(proposal, target, answer)
+        if k == self.num_candidates:
             return proposal
         with answer.ledger.charge(Source.DRAFT, draft):  # selecting needs all of them complete
             more = answer.sample(draft, Source.DRAFT, self.num_candidates - k)
@@ -122,6 +140,19 @@ class SpecGuardDecoder:
             judgement = replace(judgement, verdict=Verdict.REJECTED, critical=True)
         return Proposal(candidates, chosen, judgement)
 
+    def _escalate(self, proposal: Proposal, target: Session, answer: Answer) -> Proposal:
+        """Let the target decide on a doubtful step by its own confidence.
+
+        What it has read of a step that is kept it need not read later.
+        """
+        if proposal.judgement.critical or not target.fits(proposal.candidate):
+            return proposal
+        with answer.ledger.charge(Source.TARGET, target, verify=True):
+            mean = float(target.read(proposal.candidate).logprobs.mean())
+        verdict = Verdict.ACCEPTED if mean >= (self.target_confidence or 0.0) else Verdict.REJECTED
+        judged = replace(proposal.judgement, verdict=verdict, target_confidence=mean)
+        return replace(proposal, judgement=judged)
+
     def _regenerate(
         self, draft: Session, target: Session, answer: Answer, proposal: Proposal
     ) -> Candidate:
@@ -131,9 +162,15 @@ class SpecGuardDecoder:
         drafted tokens by min(1, p / q), as speculative decoding does, would not have the target's
         law here: those that are left over from a rejection do not have the draft's.)
         """
-        guess = proposal.candidate if self.salvage and proposal.candidates else None
+        drafted = proposal.candidate if proposal.candidates else None
+        guess = drafted if self.salvage else None
+        most = None
+        if drafted is not None and self.hand_back is not None:
+            most = len(drafted.tokens) + self.hand_back
         with answer.ledger.charge(Source.TARGET, target):
-            candidates = answer.sample(target, Source.TARGET, self.num_candidates, guess=guess)
+            candidates = answer.sample(
+                target, Source.TARGET, self.num_candidates, guess=guess, max_tokens=most
+            )
         with answer.ledger.time("select"):
             step = candidates[self._choose(candidates)]
         if not answer.request.prompt.passages or self._reader == "target" or draft is target:

@@ -70,6 +70,8 @@ class Judgement:
     """Nothing was drafted: too many of the steps before were rejected."""
     doubtful: bool = False
     """The score is so near to the threshold that another look may change the verdict."""
+    target_confidence: float | None = None
+    """Mean token log-probability by the target, which was asked in doubt and decided."""
 
 
 UNVERIFIED = Judgement(Verdict.UNVERIFIED)
@@ -145,6 +147,9 @@ class Step:
     """It was the target's to write, whatever the draft proposed."""
     paused: bool = False
     """Nothing was drafted, as too many of the steps before were rejected."""
+    target_confidence: float | None = None
+    """The target's mean log-probability of the drafted step's tokens, where it was asked in doubt:
+    then that decided, and not the score."""
     reviews: tuple[Review, ...] = ()
     """What the reviewer said of each version of the step, the last one being this one."""
     passages: tuple[float, ...] = ()

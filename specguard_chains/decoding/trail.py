@@ -16,8 +16,8 @@ from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.cache import Rows
 
 SHORT, LONG = 4, 32
-"""Fewest and most tokens of a block: a pass over two costs nearly two passes, and the logits of all
-are held together."""
+"""Fewest and most tokens of a block. Fewer are computed one by one, as a pass over two costs nearly
+two passes; and the logits of a whole block are held together."""
 DOUBTFUL = log(0.6)
 """A block ends before a token that its own writer found less likely: there the default target
 chooses another one every second time."""
@@ -68,7 +68,8 @@ class Trail:
     def block(self, start: int) -> list[int]:
         """Return the tokens from number `start` to compute at once; the first of them is drawn."""
         end = next((i for i in self._doubtful if i >= start + SHORT), len(self.tokens))
-        return self.tokens[start : min(end, start + LONG)]
+        block = self.tokens[start : min(end, start + LONG)]
+        return block if len(block) >= SHORT else block[:1]
 
     def keep(self, first: int, rows: Sequence[Row]) -> None:
         """Take the rows of a block whose first token is number `first`."""

@@ -37,7 +37,11 @@ class StepResult:
     seconds: dict[str, float]
     phase: str
     value: float | None = None
-    """Of a reward model or value head; results of older versions have none."""
+    """Of a reward model or value head; results of older versions have none, and none of these:"""
+    salvaged: int = 0
+    paused: bool = False
+    critical: bool = False
+    target_confidence: float | None = None
 
     @classmethod
     def of(cls, step: Step) -> StepResult:
@@ -58,6 +62,10 @@ class StepResult:
             seconds=asdict(step.seconds),
             phase=str(step.phase),
             value=step.value,
+            salvaged=step.tokens.salvaged,
+            paused=step.paused,
+            critical=step.critical,
+            target_confidence=step.target_confidence,
         )
 
     @property

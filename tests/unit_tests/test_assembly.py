@@ -218,3 +218,11 @@ def test_questions_are_read_line_by_line(tmp_path: Path) -> None:
         path.write_text(bad, encoding="utf-8")
         with pytest.raises(CalibrationError, match="problems"):
             list(read_questions(path))
+
+
+def test_the_target_cannot_decide_in_doubt_that_never_is() -> None:
+    with pytest.raises(ConfigurationError, match=r"target_confidence=-0\.5.*set doubt_margin"):
+        assemble(options(**toy_pair(), target_confidence=-0.5))
+    decoder = assemble(options(**toy_pair(), target_confidence=-0.5, doubt_margin=0.1))
+    assert (decoder.target_confidence, decoder.one_first) == (-0.5, False)
+    assert assemble(options(**toy_pair(), doubt_margin=0.1)).one_first

@@ -197,6 +197,12 @@ def test_a_handler_prints_each_step_as_it_comes() -> None:
     assert printed.index("One a.") < printed.index("Dos b.") < printed.index("Three c.")
 
 
+def test_a_step_that_was_not_drafted_says_so() -> None:
+    out = console()
+    print_step(out, step(paused=True, verdict=Verdict.UNVERIFIED, score=None).to_dict())
+    assert "not drafted after rejections" in text_of(out)
+
+
 def test_a_critical_step_is_named_one() -> None:
     out = console(120)
     print_step(out, step(critical=True, verdict=Verdict.UNVERIFIED, score=None).to_dict())

@@ -88,7 +88,7 @@ def test_every_arm_solves_every_problem_and_all_is_recorded(tmp_path: Path) -> N
     assert set(line["steps"][0]) == {
         *("source", "verdict", "score", "confidence", "grounding", "threshold", "rejected_early"),
         *("num_candidates", "answer_tokens", "drafted", "kept", "regenerated", "seconds", "phase"),
-        "value",
+        *("value", "salvaged", "paused", "critical", "target_confidence"),
     }
     assert {"draft", "verify", "target"} <= set(line["steps"][0]["seconds"])
     assert line["metrics"]["num_steps"] == len(line["steps"])

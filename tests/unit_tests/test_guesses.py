@@ -115,6 +115,7 @@ def test_blocks_end_before_doubtful_tokens_and_are_bounded() -> None:
     assert trail.block(0) == list(range(10)), "a doubt so near is not worth a pass of its own"
     assert trail.block(10) == list(range(10, 10 + LONG))
     assert trail.block(95) == list(range(95, 100))
+    assert trail.block(97) == [97], "so few are computed one by one"
 
 
 def test_a_trail_knows_how_far_it_was_computed() -> None:
@@ -168,3 +169,31 @@ def test_salvage_changes_no_text(
     if sampling.greedy and rejected:
         assert sum(step.tokens.salvaged for step in rejected) > 0
         assert fewer < passes
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("length", [3, 12, 40])
+def test_what_was_read_just_now_is_not_computed_again(sampling: Sampling, length: int) -> None:
+    boundary = Boundary(delimiter="!", max_tokens=length)
+
+    def session_of(model: ToyEngine) -> Session:
+        return model.open(PROMPT, grounding=GroundingSpec(), state_layer=1)
+
+    (plain,) = session_of(engine()).sample(1, boundary, sampling, seed=[3])
+    half = plain.tokens[:-1]
+    guess = guess_of((*half, ord("Z")), plain, "bytes")
+    model = engine()
+    session = session_of(model)
+    session.read(guess)
+    read, before = session.counters.read, model.computed_tokens
+    (fast,) = session.sample(1, boundary, sampling, seed=[3], guess=guess)
+    same(plain, fast)
+    beyond = max(len(guess.tokens) - LONG, 0)  # with the wrong token at the end
+    assert model.computed_tokens - before == 1 + beyond
+    assert session.counters.read + session.counters.written == model.computed_tokens
+    assert session.counters.read <= read
+    session.accept(fast)
+    (after,) = session.sample(1, boundary, sampling, seed=[4])
+    other = session_of(engine())
+    other.accept(plain)
+    same(other.sample(1, boundary, sampling, seed=[4])[0], after)

@@ -115,3 +115,45 @@ def test_early_rejection_changes_no_text_where_one_candidate_comes_first(seed: i
     )
     assert [step.text for step in with_it] == [step.text for step in without]
     assert [step.verdict for step in with_it] == [step.verdict for step in without]
+
+
+@pytest.mark.parametrize("hand_back", [1, 5, 300])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_target_gives_a_rejected_step_back(seed: int, hand_back: int) -> None:
+    verifier = EnsembleVerifier(CALIBRATION, threshold=0.6)
+    steps = answer(seed, verifier, num_candidates=1, hand_back=hand_back)
+    for step in steps:
+        if step.verdict is Verdict.REJECTED:
+            assert step.answer_tokens <= step.tokens.drafted + hand_back
+    whole = answer(seed, verifier, num_candidates=1)
+    if hand_back == 300:
+        assert [step.text for step in steps] == [step.text for step in whole]
+
+
+def test_hand_back_needs_a_token() -> None:
+    with pytest.raises(ConfigurationError, match="hand_back must be 1 or more"):
+        answer(0, EnsembleVerifier(CALIBRATION), hand_back=0)
+
+
+@pytest.mark.parametrize("limit", [-100.0, -1.5, 0.0])
+def test_in_doubt_the_target_decides(limit: float) -> None:
+    verifier = EnsembleVerifier(CALIBRATION, threshold=0.6, doubt_margin=0.2)
+    steps = [
+        step
+        for seed in range(8)
+        for step in answer(seed, verifier, num_candidates=1, target_confidence=limit)
+    ]
+    asked = [step for step in steps if step.target_confidence is not None]
+    assert asked
+    for step in steps:
+        assert step.score is not None
+        near = abs(step.score - 0.6) < 0.2 and not step.rejected_early
+        assert (step.target_confidence is not None) == near
+        if step.target_confidence is None:
+            assert step.verdict is (Verdict.ACCEPTED if step.score >= 0.6 else Verdict.REJECTED)
+        else:
+            kept = step.target_confidence >= limit
+            assert step.verdict is (Verdict.ACCEPTED if kept else Verdict.REJECTED)
+            assert step.tokens.target_read > 0
+    if limit == -100.0:
+        assert {step.verdict for step in asked} == {Verdict.ACCEPTED}

@@ -1,0 +1,199 @@
+"""How time and memory grow: with the context, the candidates, the length of steps, and the turns.
+
+    python benchmarks/scaling.py turns       # ten turns of a chat: seconds to each first step
+    python benchmarks/scaling.py context     # seconds a token and memory behind longer prompts
+    python benchmarks/scaling.py candidates  # seconds a step of 1, 2, 4 and 8 candidates
+    python benchmarks/scaling.py steps       # seconds a token where steps are longer
+    python benchmarks/scaling.py soak --minutes 30 --requests 4  # memory under lasting load
+
+Figures are medians over the rounds, in which the cases take turns. With `--threshold 0` every step
+is accepted and only the draft computes, with `--threshold 1` (mostly) every one is rejected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+
+from specguard_chains import ChatSpecGuard
+
+MESSAGE = (
+    "A baker has {n} loaves of bread. She sells {m} of them in the morning and half of the rest in "
+    "the afternoon. How many loaves are left in the evening? Explain it step by step."
+)
+FILLER = "The {n}th line of this text is here only to fill the context of the model.\n"
+
+
+def resident_mb() -> float:
+    """Return the process's resident memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 2**20
+
+
+def first_step(llm: ChatSpecGuard, messages: Sequence[BaseMessage]) -> tuple[float, str]:
+    """Return the seconds to an answer's first step, and the answer."""
+    start, first, text = time.perf_counter(), 0.0, ""
+    for chunk in llm.stream(list(messages)):
+        first = first or time.perf_counter() - start
+        text += str(chunk.content)
+    return first, text
+
+
+def turns(arguments: argparse.Namespace) -> None:
+    """Each turn brings a message of the same length; what was said before is cached."""
+    llm = chat(arguments)
+    rounds: list[list[float]] = []
+    for round_ in range(arguments.rounds + 1):
+        messages: list[BaseMessage] = []
+        seconds = []
+        for turn in range(10):
+            content = MESSAGE.format(n=100 + 10 * round_ + turn, m=20 + turn)
+            messages.append(HumanMessage(content))
+            spent, text = first_step(llm, messages)
+            messages.append(AIMessage(text))
+            seconds.append(spent)
+        rounds.append(seconds)
+    medians = [statistics.median(column) for column in zip(*rounds[1:], strict=True)]
+    for turn, seconds_of_turn in enumerate(medians, 1):
+        ratio = seconds_of_turn / medians[0]
+        print(f"turn {turn:2}: first step after {seconds_of_turn:.2f} s, to turn 1: {ratio:.2f}")
+
+
+def context(arguments: argparse.Namespace) -> None:
+    """Prompts of growing length, each read once before; only the answer is timed."""
+    llm = chat(arguments, n_ctx=4096)
+    cases: dict[str, Callable[[], float]] = {}
+    for lines in (8, 32, 96, 160):
+        text = "".join(FILLER.format(n=n) for n in range(lines)) + MESSAGE.format(n=100, m=20)
+        cases[f"{lines} lines"] = lambda text=text: per_token(llm, text, warm=True)
+    for name, values in measured(cases, arguments.rounds):
+        print(
+            f"{name:10} {1e3 * statistics.median(values):6.1f} ms a token, {resident_mb():.0f} MB"
+        )
+
+
+def candidates(arguments: argparse.Namespace) -> None:
+    """Steps of several candidates, drawn side by side."""
+    # Each k is a model of its own, but they share the engines.
+    ks = (1, 2, 4, 8)
+    llms = {
+        k: chat(arguments, decoder="specguard", temperature=0.7, seed=1, num_candidates=k)
+        for k in ks
+    }
+    cases = {
+        f"k = {k}": lambda llm=llm: per_token(llm, MESSAGE.format(n=90, m=30))
+        for k, llm in llms.items()
+    }
+    base = 0.0
+    for name, values in measured(cases, arguments.rounds):
+        median = statistics.median(values)
+        base = base or median
+        print(
+            f"{name:10} {1e3 * median:6.1f} ms a token of the answer, {median / base:.2f} of k = 1"
+        )
+
+
+def steps(arguments: argparse.Namespace) -> None:
+    """The same answer in shorter and longer steps."""
+    cases = {}
+    for most in (16, 32, 64, 256):
+        llm = chat(arguments, max_step_tokens=most)
+        cases[f"{most} tokens"] = lambda llm=llm: per_token(llm, MESSAGE.format(n=80, m=10))
+    for name, values in measured(cases, arguments.rounds):
+        print(f"{name:10} {1e3 * statistics.median(values):6.1f} ms a token")
+
+
+def soak(arguments: argparse.Namespace) -> None:
+    """Concurrent requests for minutes: memory must not grow once everything is warm."""
+    llm = chat(arguments)
+    end = time.monotonic() + 60 * arguments.minutes
+    done = [0] * arguments.requests
+
+    def work(number: int) -> None:
+        while time.monotonic() < end:
+            n = 50 + (13 * done[number] + number) % 400
+            llm.invoke(MESSAGE.format(n=n, m=n // 3))
+            done[number] += 1
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(arguments.requests)]
+    for thread in threads:
+        thread.start()
+    seen: list[float] = []
+    while any(thread.is_alive() for thread in threads):
+        time.sleep(10)
+        seen.append(resident_mb())
+        print(f"{10 * len(seen)} s: {seen[-1]:.0f} MB, {sum(done)} answers", flush=True)
+    tenth = max(len(seen) // 10, 1)
+    early, late = (
+        statistics.median(seen[tenth : 2 * tenth] or seen),
+        statistics.median(seen[-tenth:]),
+    )
+    print(
+        f"{sum(done)} answers; second tenth {early:.0f} MB, last tenth {late:.0f} MB: "
+        f"{late / early - 1:+.1%}"
+    )
+
+
+def chat(arguments: argparse.Namespace, **changed: Any) -> ChatSpecGuard:
+    """Return the model that is measured."""
+    settings: dict[str, Any] = {
+        "pair": arguments.pair,
+        "draft": arguments.draft,
+        "target": arguments.target,
+        "decoder": "specguard-greedy",
+        "threshold": arguments.threshold,
+        "max_tokens": arguments.max_tokens,
+    }
+    return ChatSpecGuard(**(settings | changed))
+
+
+def per_token(llm: ChatSpecGuard, text: str, *, warm: bool = False) -> float:
+    """Return the seconds a token of an answer, prompt included unless it is read before."""
+    if warm:
+        llm.bind(max_tokens=1).invoke(text)
+    start = time.perf_counter()
+    message = llm.invoke(text)
+    seconds = time.perf_counter() - start
+    return seconds / max(message.usage_metadata["output_tokens"], 1)
+
+
+def measured(
+    cases: dict[str, Callable[[], float]], rounds: int
+) -> Iterator[tuple[str, list[float]]]:
+    """Yield each case's figures after all rounds; the first one warms up and does not count."""
+    figures: dict[str, list[float]] = {name: [] for name in cases}
+    for round_ in range(rounds + 1):
+        for name, measure in cases.items():
+            value = measure()
+            if round_:
+                figures[name].append(value)
+    yield from figures.items()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    cases = {f.__name__: f for f in (turns, context, candidates, steps, soak)}
+    parser.add_argument("what", choices=cases)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=80)
+    parser.add_argument("--threshold", type=float, default=0.7)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--requests", type=int, default=4)
+    parser.add_argument("--pair", default="qwen2.5-coder-0.5b-1.5b")
+    parser.add_argument("--draft")
+    parser.add_argument("--target")
+    arguments = parser.parse_args()
+    with suppress(KeyboardInterrupt):
+        cases[arguments.what](arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""What several benchmarks need: answers from cold caches, and how far two texts agree."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from specguard_chains import background
+from specguard_chains.decoding import compute_thread
+from specguard_chains.decoding.cache import common_prefix
+from specguard_chains.decoding.decoder import Decoder, Request
+from specguard_chains.decoding.steps import Step
+from specguard_chains.decoding.token_tree import TokenTree
+
+
+def timed(decoder: Decoder, request: Request) -> tuple[list[Step], float]:
+    """Return the steps of an answer from cold caches, and its seconds."""
+    for engine in decoder.engines:
+        engine.clear()
+    start = time.perf_counter()
+    steps = list(background.run(decoder, request))
+    return steps, time.perf_counter() - start
+
+
+def text_of(steps: list[Step]) -> str:
+    """Return the answer."""
+    return "".join(step.text for step in steps)
+
+
+def parting(decoder: Decoder, request: Request, texts: tuple[str, str]) -> str:
+    """Say how close the target's two likeliest tokens are where two texts part."""
+    target = decoder.engines[-1]
+    one, other = (target.encode_text(text) for text in texts)
+    shared = common_prefix(one, other)
+
+    def rows() -> np.ndarray:
+        with target.exclusive():
+            session = target.open(request.prompt)
+            session.extend(one[:shared])
+            logits = session.logits(TokenTree((1,)))[0].copy()
+            session.close()
+            return logits
+
+    logits = compute_thread.run(rows)
+    best, second = np.sort(logits)[-1:-3:-1]
+    return f"texts part at token {shared}: top-2 margin {best - second:.4f} logits"
