@@ -197,7 +197,7 @@ def test_each_is_answered_as_if_it_were_alone(kind: str, pair: Pair, alone: Pair
     answers = ask_together([(KINDS[kind](pair), request(n)) for n in range(N)])
     for ours, theirs in zip(answers, expected, strict=True):
         assert_same(ours, theirs)
-    assert passes(pair) < 0.4 * passes(alone)
+    assert passes(pair) < 0.7 * passes(alone)
     assert_clean(pair.draft, pair.target)
 
 
@@ -436,4 +436,4 @@ def test_a_batch_is_decoded_together() -> None:
         answers[n] = [answer.text for answer in model.batch(questions, {"max_concurrency": N})]
         used[n] = passes(pair)
     assert answers[1] == answers[N]
-    assert used[N] < 0.4 * used[1]
+    assert used[N] < 0.7 * used[1]
