@@ -1,6 +1,7 @@
 """Several requests at a time against one after the other, on the same models and questions.
 
-    python benchmarks/throughput.py [--pair NAME | --draft M --target M] [--decoder target] [--requests 8]
+    python benchmarks/throughput.py [--pair NAME] [--draft M] [--target M] [--decoder specguard]
+                                    [--requests 8] [--rounds 5] [--tokens 100] [--threads 2]
 
 A batch of as many chat questions as `max_parallel` allows, answered by `ChatSpecGuard.batch` at
 temperature 0: by engines that admit all of them, and by engines that admit one at a time. Rounds
@@ -117,9 +118,8 @@ def main() -> None:
         f"{arguments.rounds} rounds, tokens per second:"
     )
     for name, values in rates.items():
-        print(
-            f"  {name:10} {statistics.median(values):6.1f}  ({min(values):.1f} to {max(values):.1f})"
-        )
+        spread = f"({min(values):.1f} to {max(values):.1f})"
+        print(f"  {name:10} {statistics.median(values):6.1f}  {spread}")
     print(
         f"  ratio      {statistics.median(ratios):6.2f}  ({min(ratios):.2f} to {max(ratios):.2f})\n"
         f"  equal texts {sum(share == 1 for share in equal)} of {len(equal)}; the others share "

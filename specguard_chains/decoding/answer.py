@@ -76,7 +76,10 @@ class Ledger:
 
     @contextmanager
     def charge(self, source: Source, session: Session, *, verify: bool = False) -> Iterator[None]:
-        """Book the block's wall time, and the session's work in it as that model's."""
+        """Book the block's wall time, and the session's work in it as that model's.
+
+        Of passes that several requests share, the time counts for each, and the tokens are its own.
+        """
         before = replace(session.counters)
         try:
             with self.time("verify" if verify else source):

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
+from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.cache import CachedSequence
 
 WORTH_WAITING = 16
@@ -49,7 +50,8 @@ class Prefixes:
         raise meanwhile. Whoever has announced a prompt calls `finish`.
         """
         with self._changed:
-            if self._must_wait(sequence, prompt):
+            # On the compute thread the others could not go on meanwhile.
+            if not compute_thread.is_current() and self._must_wait(sequence, prompt):
                 with away():
                     while self._must_wait(sequence, prompt):
                         self._changed.wait(POLL_S)

@@ -104,7 +104,10 @@ class StepTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """A step's cost in seconds of wall time."""
+    """A step's cost in seconds of wall time.
+
+    A pass that is computed for several requests at a time counts in full for each of them.
+    """
 
     draft: float = 0.0
     verify: float = 0.0

@@ -161,6 +161,24 @@ def test_a_waiter_that_is_interrupted_holds_up_nobody(queue: Queue) -> None:
     assert_free(queue.lock)
 
 
+def test_a_lock_with_places_admits_as_many_and_the_others_in_order() -> None:
+    queue = Queue(FairLock(2))
+    for _ in range(2):
+        queue.lock.acquire(lambda: True)  # it would raise if it had to wait
+    names = [f"request {n}" for n in range(5)]
+    for name in names:
+        queue.join(name)
+    assert queue.served == []
+    queue.lock.release()
+    queue.finish()
+    assert queue.served == names
+    queue.lock.release()
+    for _ in range(2):
+        queue.lock.acquire(lambda: True)
+    with pytest.raises(DecodingCancelled):
+        queue.lock.acquire(lambda: True)
+
+
 def test_a_free_lock_asks_nobody() -> None:
     def never() -> bool:
         raise AssertionError

@@ -279,6 +279,26 @@ def test_one_that_is_cancelled_leaves_the_others_alone(pair: Pair, alone: Pair) 
     assert_clean(pair.draft, pair.target)
 
 
+def test_many_that_are_cancelled_at_any_moment_leave_nothing_behind(pair: Pair) -> None:
+    kinds = [*KINDS.values()]
+
+    def work(number: int) -> list[Step] | BaseException:
+        left = int(np.random.default_rng(number).integers(1, 400))
+
+        def cancelled() -> bool:
+            nonlocal left
+            left -= 1
+            return left < 0
+
+        asked = request(number % 5, seed=number, cancelled=cancelled)
+        return ask(kinds[number % len(kinds)](pair), asked)
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(work, range(60), timeout=4 * PATIENCE_S))
+    assert {type(answer) for answer in answers} == {list, DecodingCancelled}
+    assert_clean(pair.draft, pair.target)
+
+
 def test_one_that_fails_leaves_the_others_alone(
     pair: Pair, alone: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
