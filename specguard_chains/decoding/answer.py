@@ -19,7 +19,7 @@ from specguard_chains.decoding.boundaries import (
     phase_within,
 )
 from specguard_chains.decoding.decoder import Request
-from specguard_chains.decoding.engine import Candidate, Session, Watch
+from specguard_chains.decoding.engine import Candidate, Look, Session, Watch
 from specguard_chains.decoding.steps import (
     FinishReason,
     Judgement,
@@ -91,12 +91,13 @@ class Ledger:
 
     @contextmanager
     def time(self, what: Source | Literal["verify", "select"]) -> Iterator[None]:
-        """Book the block's wall time."""
-        start = perf_counter()
+        """Book the block's wall time, without that of blocks within it."""
+        start, before = perf_counter(), sum(self._seconds.values())
         try:
             yield
         finally:
-            self._seconds[what] += perf_counter() - start
+            within = sum(self._seconds.values()) - before
+            self._seconds[what] += perf_counter() - start - within
 
     def count(self, source: Source, what: Literal["kept", "passes"], n: int) -> None:
         """Book drafted tokens that were kept, or passes over drafted tokens."""
@@ -200,6 +201,7 @@ class Answer:
         watch: Watch | None = None,
         guess: Candidate | None = None,
         max_tokens: int | None = None,
+        look: Look | None = None,
     ) -> list[Candidate]:
         """Let a session write n candidates for the step in progress, other ones each time.
 
@@ -219,6 +221,7 @@ class Answer:
             seed=(self.request.seed, self.number, source is Source.TARGET, *[version][:version]),
             watch=watch,
             guess=guess,
+            look=look,
         )
 
     def is_critical(self, candidate: Candidate | None = None) -> bool:

@@ -105,6 +105,9 @@ class Candidate:
 Watch = Callable[[float, float | None], bool]
 """(lowest log-prob, lowest grounding if known) so far -> whether a step can still be accepted."""
 
+Look = Callable[[Candidate], bool]
+"""A step so far -> whether it can still be accepted. It may let another model read the step."""
+
 
 @dataclass(slots=True)
 class Counters:
@@ -144,13 +147,14 @@ class Session(Protocol):
         seed: Sequence[int],
         watch: Watch | None = None,
         guess: Candidate | None = None,
+        look: Look | None = None,
     ) -> list[Candidate]:
         """Return n candidate steps that continue the sequence; the sequence stays as it is.
 
         Candidate i draws from the generator seeded with (*seed, i), so that it does not depend
-        on n. Once `watch` denies every candidate, drafting stops: early rejection. What the
-        candidates have in common with `guess` may be computed several tokens at a time; that
-        changes no text.
+        on n. Once `watch` denies every candidate, drafting stops: early rejection. So it may once
+        `look` denies the only one, which is asked now and then. What the candidates have in common
+        with `guess` may be computed several tokens at a time; that changes no text.
 
         Raises:
             ContextOverflowError: The step and its candidates do not fit into the context.

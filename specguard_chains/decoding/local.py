@@ -20,11 +20,12 @@ from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.boundaries import Boundary, unfinished_character
 from specguard_chains.decoding.cache import CachedSequence, Rows, Tokenizer, common_prefix
 from specguard_chains.decoding.constraint import Matcher
-from specguard_chains.decoding.engine import Candidate, Counters, Reading, Watch
+from specguard_chains.decoding.engine import Candidate, Counters, Look, Reading, Watch
 from specguard_chains.decoding.local_drafts import (
     Branch,
     Draft,
-    allowed_rows,
+    Read,
+    give_up,
     masked_like,
     reject_early,
 )
@@ -89,7 +90,6 @@ class LocalSession:
         self._tokens = list(prompt)
         self._prompt_length = len(self._tokens)
         self._branches: list[Branch] = []
-        self._seen: list[Row] = []  # after the first tokens of the step that was read last
         self._cached = self._reused = sequence.keep_prefix(self._tokens)
         self._logits: FloatArray | None = None  # for the token after the sequence
         if sequence.prompt_logits is not None:
@@ -116,6 +116,7 @@ class LocalSession:
         seed: Sequence[int],
         watch: Watch | None = None,
         guess: Candidate | None = None,
+        look: Look | None = None,
     ) -> list[Candidate]:
         """See `Session.sample`. Equal candidates (greedy sampling) are computed once."""
         self._require_room(boundary.max_tokens)
@@ -130,7 +131,7 @@ class LocalSession:
             Draft(i, step=self.writer(boundary), matcher=self._fork(), on_trail=True)
             for i in range(distinct)
         ]
-        self._branches, self._seen = [*drafts], []
+        self._branches = [*drafts]
         rngs = generators(seed, distinct)
         rows: Iterable[FloatArray] = [logits] * distinct
         while live := [draft for draft in drafts if draft.step.ending is None]:
@@ -141,6 +142,8 @@ class LocalSession:
                 break
             rows = self._compute(live, trail)
             if reject_early(drafts, watch):
+                break
+            if look is not None and len(drafts) == 1 and give_up(drafts[0], look):
                 break
         self.counters.read += trail.reach - trail.walked - len(seen)
         candidates = [draft.candidate(grounded=self._grounded) for draft in drafts]
@@ -161,37 +164,26 @@ class LocalSession:
     def _read(self, candidate: Candidate) -> Reading:
         tokens = self.tokens_of(candidate)
         self._require_room(len(tokens))
-        logits = self._next_logits()
-        self._cache.fork(1, len(self._tokens))
-        branch, matcher = Branch(), self._fork()
-        self._branches = [branch]
-        logprobs: list[float] = []
-        grounding: list[float] = []
-        passages: list[FloatArray] = []
-        state: FloatArray | None = None
-        for start in range(0, len(tokens), READ_BLOCK):
+        branch = self._begun(tokens)
+        if branch is None:
+            logits = self._next_logits()
+            self._cache.fork(1, len(self._tokens))
+            branch = Read(logits=logits, matcher=self._fork())
+            self._branches = [branch]
+        self.counters.read += len(tokens) - branch.computed
+        for start in range(branch.computed, len(tokens), READ_BLOCK):
             block = tokens[start : start + READ_BLOCK]
             first = len(self._tokens) + start
             rows = self._forward(block, range(first, first + len(block)), context=False)
-            before = np.concatenate([logits[None], rows.logits[:-1]])
-            last = rows.logits[-1].copy()
-            if not start:
-                after = enumerate([*before[1:], last])
-                self._seen = [replace(row_of(rows, i), logits=row) for i, row in after]
-            logprobs += map(logprob, allowed_rows(before, block, matcher), block)
-            grounding += [] if rows.grounding is None else rows.grounding.tolist()
-            passages += [] if rows.passages is None else [rows.passages]
-            state = None if rows.states is None else rows.states[-1].copy()
-            branch.tokens += block
-            branch.computed += len(block)
-            branch.logits = logits = last
-        self.counters.read += len(tokens)
-        return Reading(
-            np.array(logprobs, dtype=np.float32),
-            np.array(grounding, dtype=np.float32) if self._grounded else None,
-            np.concatenate(passages) if passages else None,
-            state,
-        )
+            branch.take(block, rows, most_rows=READ_BLOCK)
+        return branch.reading(grounded=self._grounded)
+
+    def _begun(self, tokens: Sequence[int]) -> Read | None:
+        """Return the branch that was read last if it is the beginning of these tokens."""
+        branch = self._branches[0] if self._branches else None
+        if not isinstance(branch, Read) or not branch.tokens:
+            return None
+        return branch if branch.tokens == list(tokens[: len(branch.tokens)]) else None
 
     def fits(self, candidate: Candidate) -> bool:
         """See `Session.fits`."""
@@ -297,10 +289,10 @@ class LocalSession:
 
         Some of the first are enough: what is rejected mostly differs soon.
         """
-        if not self._seen or self._logits is None:
+        branch = self._branches[0] if self._branches else None
+        if not isinstance(branch, Read) or self._logits is None:
             return []
-        (branch,) = self._branches
-        seen = self._seen[: common_prefix(branch.tokens, trail.tokens)]
+        seen = branch.rows[: common_prefix(branch.tokens, trail.tokens)]
         if seen:
             self._cache.cut(0, len(self._tokens) + len(seen))
             trail.keep(0, seen)
@@ -407,7 +399,7 @@ class LocalSession:
 
     def _forget_branches(self) -> None:
         """Take note that the cache holds nothing beside the sequence."""
-        self._branches, self._seen = [], []
+        self._branches = []
 
     def _drop_branches(self) -> None:
         if self._branches:

@@ -9,11 +9,16 @@ import numpy as np
 
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.boundaries import Ending
+from specguard_chains.decoding.cache import Rows
 from specguard_chains.decoding.constraint import Matcher
-from specguard_chains.decoding.engine import Candidate, Watch
+from specguard_chains.decoding.engine import Candidate, Look, Reading, Watch
+from specguard_chains.decoding.sampling import logprob
 from specguard_chains.decoding.step_writer import StepWriter
-from specguard_chains.decoding.trail import Row
+from specguard_chains.decoding.trail import Row, row_of
 from specguard_chains.errors import EngineError
+
+LOOK_TOKENS = 16
+"""How often a step is looked at while it is drafted: reading fewer tokens at a time is dear."""
 
 
 @dataclass(slots=True)
@@ -26,6 +31,42 @@ class Branch:
     """How many of the tokens the cache holds."""
     logits: FloatArray | None = None
     """For the token after the last one, once the branch has ended."""
+
+
+@dataclass(slots=True)
+class Read(Branch):
+    """A candidate as far as it was read, and what was read of it."""
+
+    matcher: Matcher | None = field(kw_only=True)
+    logprobs: list[float] = field(default_factory=list, kw_only=True)
+    grounding: list[float] = field(default_factory=list, kw_only=True)
+    passages: list[FloatArray] = field(default_factory=list, kw_only=True)
+    state: FloatArray | None = field(default=None, kw_only=True)
+    rows: list[Row] = field(default_factory=list, kw_only=True)
+    """After its first tokens."""
+
+    def take(self, block: Sequence[int], rows: Rows, *, most_rows: int) -> None:
+        """Take in what the model says of the next tokens; keep the rows of the first."""
+        assert self.logits is not None
+        logits = np.concatenate([self.logits[None], rows.logits])
+        self.logprobs += map(logprob, allowed_rows(logits[:-1], block, self.matcher), block)
+        self.grounding += [] if rows.grounding is None else rows.grounding.tolist()
+        self.passages += [] if rows.passages is None else [rows.passages]
+        self.state = None if rows.states is None else rows.states[-1].copy()
+        kept = replace(rows, logits=logits[1:])
+        self.rows += [row_of(kept, i) for i in range(min(len(block), most_rows - len(self.rows)))]
+        self.tokens += block
+        self.computed += len(block)
+        self.logits = logits[-1].copy()
+
+    def reading(self, *, grounded: bool) -> Reading:
+        """Return the signals of all its tokens."""
+        return Reading(
+            np.array(self.logprobs, dtype=np.float32),
+            np.array(self.grounding, dtype=np.float32) if grounded else None,
+            np.concatenate(self.passages) if self.passages else None,
+            self.state,
+        )
 
 
 @dataclass(slots=True)
@@ -96,6 +137,15 @@ def allowed_rows(
         allowed.append(masked if np.isfinite(masked[token]) else row)
         matcher.advance([token])
     return allowed
+
+
+def give_up(draft: Draft, look: Look) -> bool:
+    """Stop drafting if a look at the step so far denies it; say whether it did."""
+    step = draft.step
+    if step.ending is not None or len(step.tokens) % LOOK_TOKENS or look(step.so_far()):
+        return False
+    step.ending = Ending.REJECTED_EARLY
+    return True
 
 
 def reject_early(drafts: Sequence[Draft], watch: Watch | None) -> bool:

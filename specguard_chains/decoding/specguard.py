@@ -16,7 +16,7 @@ from typing import Literal
 from specguard_chains.decoding.answer import Answer, Proposal
 from specguard_chains.decoding.boundaries import Ending, StepShape
 from specguard_chains.decoding.decoder import Request
-from specguard_chains.decoding.engine import Candidate, Engine, Reading, Session
+from specguard_chains.decoding.engine import Candidate, Engine, Look, Reading, Session
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.pacing import Pacing, Patience
 from specguard_chains.decoding.selection import Selector
@@ -111,7 +111,8 @@ class SpecGuardDecoder:
         watch = self.verifier.can_accept if self._rejects_early else None
         k = 1 if self.one_first else self.num_candidates
         with answer.ledger.charge(Source.DRAFT, draft):
-            candidates = answer.sample(draft, Source.DRAFT, k, watch)
+            look = self._look(target, answer)
+            candidates = answer.sample(draft, Source.DRAFT, k, watch, look=look)
         proposal = self._judge(candidates, draft, target, answer)
         if not proposal.judgement.doubtful:
             return proposal
@@ -191,7 +192,8 @@ class SpecGuardDecoder:
     def _read(self, chosen: Candidate, target: Session, answer: Answer) -> Reading:
         """Return the signals to judge by: the draft's own, the target's, or some of each."""
         own = chosen.reading
-        if not self._target_reads(answer.request) or chosen.ending is Ending.REJECTED_EARLY:
+        by_draft = chosen.ending is Ending.REJECTED_EARLY and self.verify_with == "draft"
+        if by_draft or not self._target_reads(answer.request):
             return own
         with answer.ledger.charge(Source.TARGET, target, verify=True):
             read = target.read(chosen)
@@ -199,6 +201,25 @@ class SpecGuardDecoder:
             own if source == "draft" else read for source in (self.verify_with, self._reader)
         )
         return Reading(confidence.logprobs, attention.grounding, attention.passages, own.state)
+
+    def _look(self, target: Session, answer: Answer) -> Look | None:
+        """Let the target read a step while it is drafted, to stop as soon as it must be rejected.
+
+        What it has read so far it does not read again.
+        """
+        one_text = self.draft.vocabulary == self.target.vocabulary
+        apart = self.draft is not self.target and one_text
+        if not (self.early_rejection and self.verify_with == "target" and apart):
+            return None
+
+        def can_be_accepted(step: Candidate) -> bool:
+            if not target.fits(step):
+                return True
+            with answer.ledger.charge(Source.TARGET, target, verify=True):
+                reading = target.read(step)
+            return self.verifier.can_accept(reading.confidence, reading.min_grounding)
+
+        return can_be_accepted
 
     def _open(self, request: Request, stack: ExitStack) -> tuple[Session, Session]:
         """Open both sequences; a model that is draft and target at once has one."""

@@ -17,7 +17,7 @@ from specguard_chains.decoding.acceptance import Branching, Choose, Law, chooser
 from specguard_chains.decoding.answer import Ledger
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.boundaries import Boundary, Ending
-from specguard_chains.decoding.engine import Candidate, LogitSession, Reading, Watch
+from specguard_chains.decoding.engine import Candidate, LogitSession, Look, Reading, Watch
 from specguard_chains.decoding.sampling import Sampling, distribution, generators, logprob
 from specguard_chains.decoding.speculation import Speculation
 from specguard_chains.decoding.step_writer import StepWriter
@@ -97,6 +97,7 @@ class SpeculativeSession:
         seed: Sequence[int],
         watch: Watch | None = None,
         guess: Candidate | None = None,
+        look: Look | None = None,
     ) -> list[Candidate]:
         """See `Session.sample`. Candidates are written, and given up, one after the other."""
         if boundary.max_tokens > self.room:

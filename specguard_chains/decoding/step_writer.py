@@ -31,6 +31,17 @@ class StepWriter:
         else:
             self.ending = self._text.add(self._tokenizer.token_bytes(token))
 
+    def so_far(self) -> Candidate:
+        """Return the step as if it ended here."""
+        unread = Reading(np.array(self.logprobs, dtype=np.float32))
+        return Candidate(
+            tuple(self.tokens),
+            self._text.text,
+            unread,
+            Ending.REJECTED_EARLY,
+            self._tokenizer.vocabulary,
+        )
+
     def candidate(self, *, grounded: bool = False) -> Candidate:
         """Return the step, once it has ended."""
         assert self.ending is not None

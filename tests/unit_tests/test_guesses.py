@@ -12,12 +12,13 @@ from specguard_chains.decoding.calibration import Bounds, Calibration
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Candidate, Prompt, Reading, Session
 from specguard_chains.decoding.grounding import GroundingSpec
+from specguard_chains.decoding.local_drafts import LOOK_TOKENS
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.specguard import SpecGuardDecoder, VerifyWith
 from specguard_chains.decoding.steps import Step, Verdict
 from specguard_chains.decoding.trail import LONG, Row, Trail
 from specguard_chains.decoding.verification import EnsembleVerifier
-from tests.toy_engine import ToyEngine, random_policy
+from tests.toy_engine import ToyEngine, random_policy, scripted_policy
 
 GREEDY, DRAWN = Sampling(temperature=0), Sampling(temperature=1, top_p=1)
 PROMPT = Prompt(text="question")
@@ -197,3 +198,32 @@ def test_what_was_read_just_now_is_not_computed_again(sampling: Sampling, length
     other = session_of(engine())
     other.accept(plain)
     same(other.sample(1, boundary, sampling, seed=[4])[0], after)
+
+
+def test_the_target_reads_a_step_while_it_is_drafted_and_stops_it() -> None:
+    """A long step that the target finds unlikely from its 20th token on."""
+    written = "a" * 19 + "b" * 100 + ".\n\n"
+    draft = ToyEngine(scripted_policy(written))
+    target = ToyEngine(scripted_policy("a" * 60 + ".\n\n"))
+
+    def decode(*, early: bool) -> list[Step]:
+        decoder = SpecGuardDecoder(
+            draft,
+            target,
+            EnsembleVerifier(CALIBRATION, confidence_weight=1, threshold=0.5),
+            num_candidates=1,
+            verify_with="target",
+            early_rejection=early,
+        )
+        prompt = Prompt(text="question")
+        return list(decoder.decode(Request(prompt, GREEDY, max_tokens=200)))
+
+    stopped, whole = decode(early=True)[0], decode(early=False)[0]
+    assert stopped.text == whole.text
+    assert (stopped.rejected_early, whole.rejected_early) == (True, False)
+    assert (stopped.tokens.drafted, whole.tokens.drafted) == (2 * LOOK_TOKENS, len(written))
+    assert (stopped.tokens.salvaged, whole.tokens.salvaged) == (19, 19)
+    prompt = len(target.encode(Prompt(text="question")))
+    assert stopped.tokens.target_read == prompt + 2 * LOOK_TOKENS - 19
+    assert stopped.score is not None
+    assert stopped.score < 0.5

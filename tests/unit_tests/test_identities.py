@@ -12,7 +12,7 @@ from specguard_chains.decoding.calibration import Bounds, Calibration
 from specguard_chains.decoding.decoder import Decoder, Request
 from specguard_chains.decoding.engine import Candidate, Prompt, Reading
 from specguard_chains.decoding.sampling import Sampling
-from specguard_chains.decoding.specguard import SpecGuardDecoder
+from specguard_chains.decoding.specguard import SpecGuardDecoder, VerifyWith
 from specguard_chains.decoding.steps import Judgement, Source, Step, Verdict
 from specguard_chains.decoding.verification import EnsembleVerifier, Situation
 from tests.toy_engine import ToyEngine, random_policy
@@ -89,13 +89,21 @@ def test_the_same_model_twice_writes_its_own_text(
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1, top_p=1)], ids=str)
 @pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("verify_with", ["draft", "target"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_early_rejection_changes_no_text(seed: int, k: int, sampling: Sampling) -> None:
+def test_early_rejection_changes_no_text(
+    seed: int, verify_with: VerifyWith, k: int, sampling: Sampling
+) -> None:
     verifier = EnsembleVerifier(CALIBRATION, confidence_weight=0.5, threshold=0.5)
 
     def steps(early: bool) -> list[Step]:
         decoder = SpecGuardDecoder(
-            engine(1), engine(2), verifier, num_candidates=k, early_rejection=early
+            engine(1),
+            engine(2),
+            verifier,
+            num_candidates=k,
+            early_rejection=early,
+            verify_with=verify_with,
         )
         return list(decoder.decode(request(seed, sampling)))
 

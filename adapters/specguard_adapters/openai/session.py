@@ -17,7 +17,7 @@ from specguard_adapters.openai.http import Cancelled
 from specguard_adapters.openai.writer import Server, Writer
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.cache import common_prefix
-from specguard_chains.decoding.engine import Candidate, Counters, Reading, Watch
+from specguard_chains.decoding.engine import Candidate, Counters, Look, Reading, Watch
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.errors import ConfigurationError, ContextOverflowError, EngineError
 
@@ -63,6 +63,7 @@ class OpenAISession:
         seed: Sequence[int],
         watch: Watch | None = None,
         guess: Candidate | None = None,
+        look: Look | None = None,
     ) -> list[Candidate]:
         """See `Session.sample`. Equal candidates (greedy sampling) are written once.
 
