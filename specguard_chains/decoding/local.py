@@ -9,6 +9,7 @@ the sessions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
@@ -143,8 +144,11 @@ class LocalSession:
             rows = self._compute(live, trail)
             if reject_early(drafts, watch):
                 break
-            if look is not None and len(drafts) == 1 and give_up(drafts[0], look):
-                break
+            if look is not None and len(drafts) == 1:
+                with self._away():
+                    given_up = give_up(drafts[0], look)
+                if given_up:
+                    break
         self.counters.read += trail.reach - trail.walked - len(seen)
         candidates = [draft.candidate(grounded=self._grounded) for draft in drafts]
         return candidates if distinct == n else candidates * n
@@ -368,6 +372,10 @@ class LocalSession:
         return self._cache.forward(
             tokens, positions, branches, context=context, all_logits=not context
         )
+
+    def _away(self) -> AbstractContextManager[None]:
+        """Return what to do other things within, in the middle of a call that computes."""
+        return nullcontext()
 
     def _run(self, work: Callable[[], T]) -> T:
         """Return what work returns that computes, whichever thread asks for it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from specguard_chains.decoding.arrays import FloatArray
@@ -25,11 +26,14 @@ class SharedSession(TreeSession):
         super().__init__(*args, **kwargs)
         self._batcher = batcher
         self._prefixes = prefixes
-        self._begun = False
+        self._prompt_begun = False
 
     def _run(self, work: Callable[[], T]) -> T:
         with self._batcher.computing():
             return work()
+
+    def _away(self) -> AbstractContextManager[None]:
+        return self._batcher.away()
 
     def _pass(
         self,
@@ -44,13 +48,13 @@ class SharedSession(TreeSession):
 
     def _catch_up(self) -> FloatArray:
         """See `LocalSession._catch_up`. A prompt's beginning may come from other sessions."""
-        if self._begun:
+        if self._prompt_begun:
             return self._read_on()
         self._check()
         prompt = self._tokens[: self._prompt_length]
-        self._prefixes.begin(self._sequence, prompt, self._check, self._batcher.away)
+        self._prefixes.begin(self._sequence, prompt, self._check, self._away)
         try:
-            self._begun = True
+            self._prompt_begun = True
             self._cached = self._reused = len(self._sequence.tokens)
             latest = self._sequence.prompt_logits
             if latest is not None and latest[0] == self._cached == len(self._tokens):

@@ -91,6 +91,7 @@ KINDS: dict[str, Make] = {
     "nothing accepted": lambda pair: pair.specguard(threshold=1.0, num_candidates=2),
     "everything accepted": lambda pair: pair.specguard(threshold=0.0),
     "target reads": lambda pair: pair.specguard(verify_with="target", num_candidates=2),
+    "target looks on": lambda pair: pair.specguard(verify_with="target", num_candidates=1),
     "dense grounding": lambda pair: pair.specguard(grounding=GroundingSpec.named("dense")),
     "target alone": lambda pair: SoloDecoder(pair.target, Source.TARGET, SHAPE),
     "a chain": lambda pair: SpeculativeDecoder(
