@@ -7,12 +7,13 @@ from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from specguard_chains.calibrations import file_name, own_folder, signals
 from specguard_chains.calibrations.fitting import fit, read_questions
 from specguard_chains.cli.answering import load
 from specguard_chains.cli.failures import UsageError, reports_errors
+from specguard_chains.cli.progress import bar_columns
 from specguard_chains.cli.settings import takes_options
 from specguard_chains.cli.streams import ERR, OUT
 from specguard_chains.decoding.calibration import FALLBACK, Calibration
@@ -97,13 +98,7 @@ def _writable(path: Path) -> Path:
 
 def _fit(decoder: SpecGuardDecoder, questions: list[str], max_tokens: int) -> Calibration:
     """Solve the problems behind a bar."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("problems, {task.fields[steps]} steps"),
-        TimeRemainingColumn(compact=True),
-    )
+    columns = bar_columns("problems, {task.fields[steps]} steps")
     with Progress(*columns, console=ERR) as bars:
         task = bars.add_task("solving", total=len(questions), steps=0)
         steps = 0

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from specguard_chains.assembly import load_engine
 from specguard_chains.cli.failures import UsageError, reports_errors
 from specguard_chains.cli.plan_tables import print_plan
+from specguard_chains.cli.progress import bar_columns
 from specguard_chains.cli.settings import takes_options
 from specguard_chains.cli.streams import ERR
 from specguard_chains.console import fetch_progress
@@ -139,14 +140,7 @@ def _measured(options: SpecGuardOptions) -> PairCosts:
 
 @contextmanager
 def _bar() -> Iterator[Told]:
-    columns = (
-        TextColumn("measuring"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("passes"),
-        TimeRemainingColumn(compact=True),
-    )
-    with Progress(*columns, console=ERR) as bars:
+    with Progress(*bar_columns("passes"), console=ERR) as bars:
         task = bars.add_task("measuring", total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
 

@@ -168,8 +168,8 @@ class LocalSession:
     def _read(self, candidate: Candidate) -> Reading:
         tokens = self.tokens_of(candidate)
         self._require_room(len(tokens))
-        branch = self._begun(tokens)
-        if branch is None:
+        branch = self._last_read()
+        if branch is None or branch.tokens != tokens[: len(branch.tokens)]:
             logits = self._next_logits()
             self._cache.fork(1, len(self._tokens))
             branch = Read(logits=logits, matcher=self._fork())
@@ -182,12 +182,10 @@ class LocalSession:
             branch.take(block, rows, most_rows=READ_BLOCK)
         return branch.reading(grounded=self._grounded)
 
-    def _begun(self, tokens: Sequence[int]) -> Read | None:
-        """Return the branch that was read last if it is the beginning of these tokens."""
+    def _last_read(self) -> Read | None:
+        """Return the candidate that was read last, if the cache holds it yet."""
         branch = self._branches[0] if self._branches else None
-        if not isinstance(branch, Read) or not branch.tokens:
-            return None
-        return branch if branch.tokens == list(tokens[: len(branch.tokens)]) else None
+        return branch if isinstance(branch, Read) else None
 
     def fits(self, candidate: Candidate) -> bool:
         """See `Session.fits`."""
@@ -266,6 +264,10 @@ class LocalSession:
         """Read what the sequence has gained; return the logits after its last token."""
         if self._cached == len(self._tokens):  # the last token's logits are gone: read again
             self._cut_cache(self._cached - 1)
+        return self._read_on()
+
+    def _read_on(self) -> FloatArray:
+        """Read all tokens that the cache does not hold; return the logits after them."""
         return self._read_to(len(self._tokens))
 
     def _read_to(self, length: int) -> FloatArray:
@@ -293,8 +295,8 @@ class LocalSession:
 
         Some of the first are enough: what is rejected mostly differs soon.
         """
-        branch = self._branches[0] if self._branches else None
-        if not isinstance(branch, Read) or self._logits is None:
+        branch = self._last_read()
+        if branch is None:
             return []
         seen = branch.rows[: common_prefix(branch.tokens, trail.tokens)]
         if seen:
@@ -333,11 +335,10 @@ class LocalSession:
             own = [row_of(rows, i) for i in range(len(rows.logits))]
         if block:
             trail.keep(n - 1, own[len(alone) :])
-        after = dict(zip(map(id, alone), own, strict=False))
-        shared = trail.row(n)
+        shared, next_own = trail.row(n), iter(own)
         ahead: list[FloatArray] = []
         for draft in live:
-            row = after.get(id(draft), shared)
+            row = shared if draft.on_trail else next(next_own)
             assert row is not None
             draft.take(row)
             if draft.step.ending is None:

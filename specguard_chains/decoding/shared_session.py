@@ -49,7 +49,7 @@ class SharedSession(TreeSession):
     def _catch_up(self) -> FloatArray:
         """See `LocalSession._catch_up`. A prompt's beginning may come from other sessions."""
         if self._prompt_begun:
-            return self._read_on()
+            return super()._catch_up()
         self._check()
         prompt = self._tokens[: self._prompt_length]
         self._prefixes.begin(self._sequence, prompt, self._check, self._away)
@@ -59,13 +59,11 @@ class SharedSession(TreeSession):
             latest = self._sequence.prompt_logits
             if latest is not None and latest[0] == self._cached == len(self._tokens):
                 return latest[1]
-            return self._read_on()
+            return super()._catch_up()
         finally:
             self._prefixes.finish(self._sequence)
 
     def _read_on(self) -> FloatArray:
-        if self._cached == len(self._tokens):  # as in `_next_logits`, but it was all taken over
-            self._cut_cache(self._cached - 1)
         while True:
             end = self._cached + (SHARED_CHUNK if self._batcher.shared else CHUNK)
             logits = self._read_to(min(end, len(self._tokens)))

@@ -63,17 +63,16 @@ class SpecGuardDecoder:
         """Validate."""
         if self.num_candidates < 1:
             raise ConfigurationError(f"num_candidates must be 1 or more, not {self.num_candidates}")
-        if self.target_confidence is not None and not self.target.capabilities.scoring:
-            raise ConfigurationError(
-                f"{self.target.name} cannot score text that it has not written, which "
-                "target_confidence needs; leave it out, or take a server that gives the log-probs "
-                "of prompts"
-            )
         if self.hand_back is not None and self.hand_back < 1:
             raise ConfigurationError(f"hand_back must be 1 or more tokens, not {self.hand_back}")
         for engine in self.engines:
             check_candidates(engine, self.num_candidates, self.shape)
-        _check_signals(self.draft, self.target, self.verify_with, self.verifier)
+        if self.verify_with == "draft":
+            _check_confidence(self.draft, self.verifier)
+        else:
+            _check_scoring(self.target, "set verify_with='draft'")
+        if self.target_confidence is not None:
+            _check_scoring(self.target, "leave out target_confidence")
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -117,7 +116,7 @@ class SpecGuardDecoder:
         if not proposal.judgement.doubtful:
             return proposal
         if self.target_confidence is not None:
-            return self._escalate(proposal, target, answer)
+            return self._escalate(proposal, target, answer, self.target_confidence)
         if k == self.num_candidates:
             return proposal
         with answer.ledger.charge(Source.DRAFT, draft):  # selecting needs all of them complete
@@ -141,7 +140,9 @@ class SpecGuardDecoder:
             judgement = replace(judgement, verdict=Verdict.REJECTED, critical=True)
         return Proposal(candidates, chosen, judgement)
 
-    def _escalate(self, proposal: Proposal, target: Session, answer: Answer) -> Proposal:
+    def _escalate(
+        self, proposal: Proposal, target: Session, answer: Answer, least: float
+    ) -> Proposal:
         """Let the target decide on a doubtful step by its own confidence.
 
         What it has read of a step that is kept it need not read later.
@@ -150,7 +151,7 @@ class SpecGuardDecoder:
             return proposal
         with answer.ledger.charge(Source.TARGET, target, verify=True):
             mean = float(target.read(proposal.candidate).logprobs.mean())
-        verdict = Verdict.ACCEPTED if mean >= (self.target_confidence or 0.0) else Verdict.REJECTED
+        verdict = Verdict.ACCEPTED if mean >= least else Verdict.REJECTED
         judged = replace(proposal.judgement, verdict=verdict, target_confidence=mean)
         return replace(proposal, judgement=judged)
 
@@ -262,20 +263,21 @@ def _with_passages(step: Candidate, read: Reading) -> Candidate:
     return replace(step, reading=replace(step.reading, passages=read.passages))
 
 
-def _check_signals(
-    draft: Engine, target: Engine, verify_with: VerifyWith, verifier: Verifier
-) -> None:
-    """Refuse models that cannot give the confidence that is to be judged."""
-    silent = verify_with == "draft" and not draft.capabilities.logprobs
-    if silent and verifier.needs_confidence:
+def _check_confidence(draft: Engine, verifier: Verifier) -> None:
+    """Refuse a draft that cannot give the confidence that is to be judged."""
+    if verifier.needs_confidence and not draft.capabilities.logprobs:
         raise ConfigurationError(
             f"{draft.name} gives no log-probs, which confidence needs; set verify_with='target', "
             "or take a server that gives them"
         )
-    if verify_with == "target" and not target.capabilities.scoring:
+
+
+def _check_scoring(target: Engine, remedy: str) -> None:
+    """Refuse a target that cannot read what the draft has written."""
+    if not target.capabilities.scoring:
         raise ConfigurationError(
-            f"{target.name} cannot score text that it has not written; set verify_with='draft', "
-            "or take a server that gives the log-probs of prompts"
+            f"{target.name} cannot score text that it has not written; {remedy}, or take a server "
+            "that gives the log-probs of prompts"
         )
 
 
