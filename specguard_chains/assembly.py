@@ -74,11 +74,13 @@ def _writer(options: SpecGuardOptions, *needed: Engine) -> Decoder:
         return SpeculativeDecoder(draft, target, options.speculation(), shape)
     if options.method in ("specguard", "specguard-greedy"):
         return _specguard(options, draft, target, shape)
+    selects = options.method in SELECTING
     return SpecGuardDecoder(
         draft,
         target,
         _rival(options, draft, target),
-        num_candidates=_candidates(options) if options.method in SELECTING else 1,
+        num_candidates=_candidates(options, options.num_candidates if selects else 1),
+        num_target_candidates=_candidates(options, options.num_target_candidates if selects else 1),
         select=_selector(options),
         shape=shape,
         salvage=options.salvage,
@@ -129,15 +131,13 @@ def _best_of_n(options: SpecGuardOptions, engine: Engine) -> Decoder:
 def _specguard(
     options: SpecGuardOptions, draft: Engine, target: Engine, shape: StepShape
 ) -> SpecGuardDecoder:
-    if options.target_confidence is not None and options.doubt_margin is None:
-        raise ConfigurationError(
-            f"target_confidence={options.target_confidence} decides in doubt, and without "
-            "doubt_margin there is none; set doubt_margin too"
-        )
     grounding = GroundingSpec.named(options.grounding, layers=options.grounding_layers)
     reader = _reader(options)
     _tell(options, reader)
     calibration = _calibration(options, draft, target, reader, grounding)
+    candidates = _candidates(options, options.num_candidates)
+    one_first = candidates > 1 and options.doubt_margin < 1 and options.target_confidence is None
+    doubts = one_first or options.target_confidence is not None
     return SpecGuardDecoder(
         draft,
         target,
@@ -147,10 +147,11 @@ def _specguard(
             threshold=options.threshold,
             value_head=value_head(options, draft.name),
             value_weight=options.value_weight,
-            doubt_margin=options.doubt_margin or 0.0,
+            doubt_margin=options.doubt_margin if doubts else 0.0,
         ),
-        num_candidates=_candidates(options),
-        one_first=options.doubt_margin is not None and options.target_confidence is None,
+        num_candidates=candidates,
+        num_target_candidates=_candidates(options, options.num_target_candidates),
+        one_first=one_first,
         target_confidence=options.target_confidence,
         select=_selector(options),
         verify_with=options.verify_with,
@@ -176,8 +177,8 @@ def unload() -> None:
     generation += 1  # only now: who assembles meanwhile may have got an engine that is closed
 
 
-def _candidates(options: SpecGuardOptions) -> int:
-    return 1 if options.sampling().greedy else options.num_candidates
+def _candidates(options: SpecGuardOptions, n: int) -> int:
+    return 1 if options.sampling().greedy else n
 
 
 def load_engine(
@@ -210,7 +211,9 @@ def load_engine(
         n_ctx=options.n_ctx,
         n_threads=options.n_threads,
         n_gpu_layers=options.n_gpu_layers,
-        max_candidates=max(options.num_candidates, _leaves(options)),
+        max_candidates=max(
+            options.num_candidates, options.num_target_candidates, _leaves(options)
+        ),
         candidate_tokens=options.max_step_tokens,
         attention=reader is not None and (both or reader == source),
         attention_layers=options.grounding_layers,

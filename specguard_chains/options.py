@@ -64,9 +64,12 @@ class SpecGuardOptions(BaseModel):
     target's own text), one model alone, or a method to compare with: see Decoders."""
     num_candidates: int = Field(default=4, ge=1, le=64)
     """Candidate steps that are drafted at a time (the paper's k, there 16)."""
-    doubt_margin: float | None = Field(default=None, ge=0, le=1)
+    num_target_candidates: int = Field(default=1, ge=1, le=64)
+    """Candidates that the target samples of a step that it writes (the paper's k again); each costs
+    it about as much as the first, unless it runs on a GPU."""
+    doubt_margin: float = Field(default=0.1, ge=0, le=1)
     """Draft one candidate, and the others only if its score is nearer to the threshold than this;
-    by default all of them at once."""
+    1 drafts all of them at once."""
     target_confidence: float | None = Field(default=None, le=0)
     """In such doubt ask the target in place of drafting others: the step is kept if the mean of its
     tokens' log-probabilities, read by the target, is at least this."""
@@ -75,15 +78,16 @@ class SpecGuardOptions(BaseModel):
     from texts to vectors; by default hashed words and trigrams, which need no model."""
     threshold: float = Field(default=0.7, ge=0, le=1)
     """Score from which a drafted step is kept (tau)."""
-    confidence_weight: float = Field(default=0.3, ge=0, le=1)
-    """Weight of confidence against grounding in the score (beta); 1 needs no attention."""
+    confidence_weight: float = Field(default=1.0, ge=0, le=1)
+    """Weight of confidence against grounding in the score (beta; the paper's is 0.3); 1 needs no
+    attention."""
     value_weight: float = Field(default=0.0, ge=0, le=1)
     """Weight of the draft's value head against confidence and grounding together."""
     reward_model: Any = None
     """What rates steps for rsd, best of n and value_weight: a value head's file, a process reward
     model's name or folder (transformers), or a function; by default the draft's own value head."""
-    verify_with: Literal["draft", "target"] = "draft"
-    """Whose signals are judged."""
+    verify_with: Literal["draft", "target"] = "target"
+    """Whose signals are judged. The target's cost it a pass over each step and tell more."""
     grounding: GroundingForm = "sparse"
     """Which attention grounding is computed from."""
     grounding_layers: int = Field(default=3, ge=1)
@@ -102,7 +106,7 @@ class SpecGuardOptions(BaseModel):
     hand_back: int | None = Field(default=None, ge=1)
     """After a rejection the target writes only so many tokens beyond what the draft had written,
     and the draft goes on, as with a new step; by default the target finishes the step."""
-    patience: int = Field(default=0, ge=0)
+    patience: int = Field(default=1, ge=0)
     """After so many rejected steps in a row the target goes on without a draft; 0 always drafts."""
     pause_steps: int = Field(default=4, ge=1)
     """How many steps it then writes before one is drafted again; doubled if that one is rejected,

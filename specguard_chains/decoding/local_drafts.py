@@ -19,6 +19,11 @@ from specguard_chains.errors import EngineError
 
 LOOK_TOKENS = 16
 """How often a step is looked at while it is drafted: reading fewer tokens at a time is dear."""
+DOUBT_TOKENS = 4
+"""How often it is if the draft itself finds one of these tokens unlikely: what is drafted after a
+token that is to be rejected is in vain."""
+DOUBT = float(np.log(0.5))
+"""Log-probability below which it does."""
 
 
 @dataclass(slots=True)
@@ -81,6 +86,8 @@ class Draft(Branch):
     """Hidden state of the last token, if that is read and the step is complete."""
     on_trail: bool = field(default=False, kw_only=True)
     """Whether all of its tokens are those of a guess."""
+    looked_at: int = field(default=0, kw_only=True)
+    """How many of its tokens a look has seen."""
 
     def __post_init__(self) -> None:
         self.tokens = self.step.tokens
@@ -141,8 +148,12 @@ def allowed_rows(
 
 def give_up(draft: Draft, look: Look) -> bool:
     """Stop drafting if a look at the step so far denies it; say whether it did."""
-    step = draft.step
-    if step.ending is not None or len(step.tokens) % LOOK_TOKENS or look(step.so_far()):
+    step, unseen = draft.step, draft.step.logprobs[draft.looked_at :]
+    pause = DOUBT_TOKENS if unseen and min(unseen) < DOUBT else LOOK_TOKENS
+    if step.ending is not None or len(unseen) < pause:
+        return False
+    draft.looked_at = len(step.tokens)
+    if look(step.so_far()):
         return False
     step.ending = Ending.REJECTED_EARLY
     return True

@@ -35,6 +35,9 @@ class SpecGuardDecoder:
     target: Engine
     verifier: Verifier
     num_candidates: int = 4
+    num_target_candidates: int | None = None
+    """How many the target samples of a step that it rewrites or writes alone; None is as many as
+    the draft (the paper's)."""
     one_first: bool = False
     """Draft one candidate, and the others only if the verifier finds it doubtful."""
     target_confidence: float | None = None
@@ -61,12 +64,13 @@ class SpecGuardDecoder:
 
     def __post_init__(self) -> None:
         """Validate."""
-        if self.num_candidates < 1:
-            raise ConfigurationError(f"num_candidates must be 1 or more, not {self.num_candidates}")
+        for name in ("num_candidates", "num_target_candidates"):
+            if (n := getattr(self, name)) is not None and n < 1:
+                raise ConfigurationError(f"{name} must be 1 or more, not {n}")
         if self.hand_back is not None and self.hand_back < 1:
             raise ConfigurationError(f"hand_back must be 1 or more tokens, not {self.hand_back}")
-        for engine in self.engines:
-            check_candidates(engine, self.num_candidates, self.shape)
+        check_candidates(self.draft, self.num_candidates, self.shape)
+        check_candidates(self.target, self._rewrites, self.shape)
         if self.verify_with == "draft":
             _check_confidence(self.draft, self.verifier)
         else:
@@ -171,7 +175,7 @@ class SpecGuardDecoder:
             most = len(drafted.tokens) + self.hand_back
         with answer.ledger.charge(Source.TARGET, target):
             candidates = answer.sample(
-                target, Source.TARGET, self.num_candidates, guess=guess, max_tokens=most
+                target, Source.TARGET, self._rewrites, guess=guess, max_tokens=most
             )
         with answer.ledger.time("select"):
             step = candidates[self._choose(candidates)]
@@ -238,6 +242,11 @@ class SpecGuardDecoder:
             open_session(self.draft, reads=self._reader == "draft", state_layer=layer),
             open_session(self.target, reads=self._reader == "target"),
         )
+
+    @property
+    def _rewrites(self) -> int:
+        """How many candidates the target samples."""
+        return self.num_target_candidates or self.num_candidates
 
     @property
     def _reader(self) -> VerifyWith:
