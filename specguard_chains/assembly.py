@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
-from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
-from specguard_chains import calibrations, engines
+from specguard_chains import calibrations, engines, rewards
 from specguard_chains.decoding.baselines import SoloDecoder
 from specguard_chains.decoding.boundaries import StepShape
 from specguard_chains.decoding.calibration import Calibration
@@ -26,7 +25,7 @@ from specguard_chains.decoding.rivals import (
     RewardVerifier,
     TargetJudge,
 )
-from specguard_chains.decoding.selection import Encoder, Selector
+from specguard_chains.decoding.selection import Selector
 from specguard_chains.decoding.specguard import SpecGuardDecoder, VerifyWith
 from specguard_chains.decoding.speculative import SpeculativeDecoder
 from specguard_chains.decoding.steps import Source
@@ -34,10 +33,14 @@ from specguard_chains.decoding.verification import EnsembleVerifier, Verifier
 from specguard_chains.decoding.voting import VotingDecoder, best_confidence, best_value, majority
 from specguard_chains.engines import EngineSettings, kind_of
 from specguard_chains.errors import ConfigurationError
+from specguard_chains.loaded import Loaded
 from specguard_chains.models import Progress, find_pair
 from specguard_chains.models.cache import no_progress
 from specguard_chains.options import SpecGuardOptions
 from specguard_chains.rewards import is_value_head, required_reward, reward, value_head
+
+if TYPE_CHECKING:
+    from specguard_chains.adapters import SentenceEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -174,6 +177,8 @@ def unload() -> None:
     """Free every model that this process has loaded; the next request loads anew."""
     global generation
     engines.unload()
+    rewards.unload()
+    _encoders.unload()
     generation += 1  # only now: who assembles meanwhile may have got an engine that is closed
 
 
@@ -306,18 +311,20 @@ def _selector(options: SpecGuardOptions) -> Selector:
     if options.encoder is None or callable(options.encoder):
         return Selector(options.encoder)
     if isinstance(options.encoder, str | os.PathLike):
-        return Selector(_sentence_encoder(os.fspath(options.encoder)))
+        return Selector(_encoders.get(os.fspath(options.encoder)))
     raise ConfigurationError(
         "encoder must be a model's name, a folder or a function from texts to vectors, not "
         f"{type(options.encoder).__name__}"
     )
 
 
-@cache
-def _sentence_encoder(model: str) -> Encoder:
+def _load_encoder(model: str) -> SentenceEncoder:
     from specguard_chains.adapters import SentenceEncoder
 
     return SentenceEncoder(model)
+
+
+_encoders = Loaded(_load_encoder)
 
 
 def _calibration(

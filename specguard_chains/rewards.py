@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specguard_chains import value_heads
-from specguard_chains.decoding.rewards import Reward, RewardModel, TextReward, ValueHead
+from specguard_chains.decoding.rewards import Reward, TextReward, ValueHead
 from specguard_chains.errors import ConfigurationError
+from specguard_chains.loaded import Loaded
 from specguard_chains.options import SpecGuardOptions
+
+if TYPE_CHECKING:
+    from specguard_chains.adapters import ProcessRewardModel
 
 
 def is_text_reward(options: SpecGuardOptions) -> bool:
@@ -42,7 +47,7 @@ def reward(options: SpecGuardOptions, writer: str) -> Reward | None:
         name = os.fspath(model)
         if not is_text_reward(options):
             return _checked(ValueHead.load(Path(name).expanduser()), writer)
-        return TextReward(_process_reward_model(name))
+        return TextReward(_models.get(name))
     if callable(model):
         return TextReward(model)
     raise ConfigurationError(
@@ -98,19 +103,21 @@ def forget(options: SpecGuardOptions) -> None:
     """Let the reward model that the options name read all anew next time, if it is loaded."""
     model = options.reward_model
     if isinstance(model, str | os.PathLike):
-        model = _loaded.get(os.fspath(model))
+        model = _models.peek(os.fspath(model))
     clear = getattr(model, "clear", None)
     if callable(clear):
         clear()
 
 
-def _process_reward_model(name: str) -> RewardModel:
-    """Return a model, loaded unless the process has it already."""
-    if name not in _loaded:
-        from specguard_chains.adapters import ProcessRewardModel
-
-        _loaded[name] = ProcessRewardModel(name)
-    return _loaded[name]
+def unload() -> None:
+    """Free the process reward models that this process has loaded by name."""
+    _models.unload()
 
 
-_loaded: dict[str, RewardModel] = {}
+def _load(name: str) -> ProcessRewardModel:
+    from specguard_chains.adapters import ProcessRewardModel
+
+    return ProcessRewardModel(name)
+
+
+_models = Loaded(_load)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from specguard_chains.decoding.arrays import FloatArray
-from specguard_chains.errors import ModelNotFoundError
+from specguard_chains.errors import EngineError, ModelNotFoundError
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 HUB_TIMEOUT_S = 5.0
@@ -23,6 +23,9 @@ HUB_TIMEOUT_S = 5.0
 
 class SentenceEncoder:
     """An `Encoder` over a sentence-transformers model."""
+
+    asks_others = False
+    """See `Selector.asks_others`: it computes in this process."""
 
     def __init__(
         self, model: str | os.PathLike[str] = DEFAULT_MODEL, device: str | None = None
@@ -37,14 +40,26 @@ class SentenceEncoder:
             ImportError: sentence-transformers is not installed.
             ModelNotFoundError: The model is neither here nor obtainable, or not one of its kind.
         """
+        self._name = os.fspath(model)
         self._model = _load(model, device)
         self._lock = threading.Lock()  # its tokenizer refuses a second thread
 
     def __call__(self, texts: Sequence[str]) -> FloatArray:
-        """See `Encoder`. The model reads the beginning of a text that is too long for it."""
+        """See `Encoder`. The model reads the beginning of a text that is too long for it.
+
+        Raises:
+            EngineError: It is closed.
+        """
         with self._lock:
+            if self._model is None:
+                raise EngineError(f"the sentence encoder {self._name} is closed; load it again")
             vectors = self._model.encode(list(texts), show_progress_bar=False)
         return np.asarray(vectors, dtype=np.float32)
+
+    def close(self) -> None:
+        """Free the model. Calls of a closed one raise EngineError."""
+        with self._lock:
+            self._model = None
 
 
 def _load(model: str | os.PathLike[str], device: str | None) -> Any:

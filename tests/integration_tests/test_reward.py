@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -638,6 +640,18 @@ def test_numbers_that_are_none_are_told_of(qwen: Made, monkeypatch: pytest.Monke
     prm = load(qwen)
     monkeypatch.setattr(reward_network.Network, "__call__", lambda *_: [math.nan, 0.0])
     with pytest.raises(EngineError, match=r"not a finite number; load it with"):
+        prm(MESSAGES, STEPS)
+
+
+def test_a_closed_model_is_freed_and_says_so(qwen: Made) -> None:
+    prm = load(qwen)
+    network = weakref.ref(prm._network)
+    prm.close()
+    prm.close()
+    prm.clear()
+    gc.collect()
+    assert network() is None
+    with pytest.raises(EngineError, match=f"{qwen.folder.name} is closed; load it again"):
         prm(MESSAGES, STEPS)
 
 

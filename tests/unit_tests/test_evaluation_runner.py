@@ -40,6 +40,7 @@ from specguard_chains.evaluation.problems import Problem
 from specguard_chains.evaluation.results import Result
 from specguard_chains.evaluation.runner import Plan, Runner, turns
 from specguard_chains.evaluation.settings import RunSettings
+from specguard_chains.loaded import Loaded
 from specguard_chains.options import SpecGuardOptions
 from tests.toy_engine import ToyEngine, random_policy
 from tests.unit_tests.toy_evaluation import (
@@ -227,10 +228,10 @@ def test_no_arm_finds_the_text_rated_already(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_name: bool
 ) -> None:
     def reused(folder: str) -> int:
-        monkeypatch.setattr(rewards, "_loaded", {})
+        monkeypatch.setattr(rewards, "_models", Loaded(rewards._load))
         model = "some/prm" if by_name else Remembering("given")
         run(tmp_path / folder, 2, "target,rsd,x=rsd", given=options(reward_model=model))
-        used = rewards._loaded["some/prm"] if by_name else model
+        used = rewards._models.peek("some/prm") if by_name else model
         assert isinstance(used, Remembering)
         assert used.calls > 4
         return used.reused

@@ -32,6 +32,7 @@ from specguard_chains.errors import (
     EngineError,
     StatesUnavailableError,
 )
+from specguard_chains.loaded import Loaded
 from specguard_chains.models import find_pair
 from specguard_chains.options import SpecGuardOptions
 from specguard_chains.rewards import reward
@@ -358,7 +359,7 @@ def test_only_who_is_rated_shows_hidden_states(
     loaded: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rewards, "_process_reward_model", lambda name: text_model)
+    monkeypatch.setattr(rewards, "_models", Loaded(lambda name: text_model))
     assemble(files(**given))
     assert {settings["path"]: settings["states"] for settings in loaded} == expected
 

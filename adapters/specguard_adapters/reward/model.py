@@ -18,7 +18,7 @@ from specguard_adapters.reward.loading import load
 from specguard_adapters.reward.network import Network
 from specguard_adapters.reward.tokens import RewardTokens
 from specguard_chains.decoding.local_engine import check_at_least_one
-from specguard_chains.errors import ConfigurationError, ContextOverflowError
+from specguard_chains.errors import ConfigurationError, ContextOverflowError, EngineError
 
 
 class ProcessRewardModel:
@@ -82,7 +82,7 @@ class ProcessRewardModel:
         config = loaded.model.config.get_text_config()
         self._n_ctx: int | None = n_ctx or getattr(config, "max_position_embeddings", None)
         self._tokens = RewardTokens(loaded.tokenizer, loaded.kind, loaded.name)
-        self._network = Network(
+        self._network: Network | None = Network(
             loaded.model, loaded.kind.head, self._tokens.verdicts, loaded.name, reuse=reuse
         )
         self._lock = threading.Lock()  # the tokenizer and the memory serve one at a time
@@ -93,9 +93,11 @@ class ProcessRewardModel:
         Raises:
             ContextOverflowError: Conversation and steps are too long for the model.
             ConfigurationError: There is no step, or the messages do not suit the model.
-            EngineError: The model fails.
+            EngineError: The model fails, or is closed.
         """
         with self._lock:
+            if self._network is None:
+                raise EngineError(f"the reward model {self.name} is closed; load it again")
             tokens = self._tokens.encode(messages, steps)
             if self._n_ctx is not None and len(tokens) > self._n_ctx:
                 raise ContextOverflowError(
@@ -115,4 +117,10 @@ class ProcessRewardModel:
     def clear(self) -> None:
         """Forget what was computed, so that the next call reads all of its text."""
         with self._lock:
-            self._network.clear()
+            if self._network is not None:
+                self._network.clear()
+
+    def close(self) -> None:
+        """Free the model. Calls of a closed one raise EngineError."""
+        with self._lock:
+            self._network = None
