@@ -230,13 +230,14 @@ def _refuse_held(engines: Iterable[Engine]) -> None:
     """Refuse a request that would wait for the one within which it is made.
 
     Raises:
-        ConfigurationError: A reviewer, or what asks whether to stop, asks the same model.
+        ConfigurationError: A function that takes part in the decoding asks the same model.
     """
     for engine in engines:
         if id(engine) in _held.get():
             raise ConfigurationError(
-                f"{engine.name} is asked by the reviewer of an answer that it is writing itself, "
-                "and would wait for ever; let the reviewer ask another model"
+                f"{engine.name} is asked within an answer that it is writing itself, and would "
+                "wait for ever; let the reviewer, reward model or encoder of that answer ask "
+                "another model"
             )
 
 

@@ -22,7 +22,10 @@ class Encoder(Protocol):
     """Embeds texts."""
 
     def __call__(self, texts: Sequence[str]) -> FloatArray:
-        """Return one vector per text, shape (len(texts), dimensions); any length."""
+        """Return one vector per text, shape (len(texts), dimensions); any length.
+
+        Several requests may ask it at a time.
+        """
         ...
 
 
@@ -32,6 +35,9 @@ class HashedNgrams:
     Needs no model and no download, and sees what matters between solutions of one problem: the
     same numbers and words. Signs come from the hash too, so that collisions cancel on average.
     """
+
+    asks_others = False
+    """See `Selector.asks_others`."""
 
     def __init__(self, dimensions: int = 4096) -> None:
         """Hash into this many dimensions."""
@@ -56,6 +62,11 @@ class Selector:
     def __init__(self, encoder: Encoder | None = None) -> None:
         """Compare texts by this encoder; hashed n-grams if none is given."""
         self.encoder = encoder or HashedNgrams()
+
+    @property
+    def asks_others(self) -> bool:
+        """See `Verifier.asks_others`: the encoder may, unless it says that it does not."""
+        return bool(getattr(self.encoder, "asks_others", True))
 
     def __call__(self, texts: Sequence[str]) -> int:
         """Return the index of the most consistent text; the lowest one among equals."""

@@ -86,7 +86,8 @@ class SpecGuardDecoder:
     @property
     def asks_others(self) -> bool:
         """See `Decoder.asks_others`."""
-        return self.verifier.asks_others
+        selects = max(self.num_candidates, self._rewrites) > 1
+        return self.verifier.asks_others or (selects and self.select.asks_others)
 
     def decode(self, request: Request) -> Iterator[Step]:
         """See `Decoder.decode` (paper, algorithm 1)."""

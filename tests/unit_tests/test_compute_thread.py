@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 
+import numpy as np
 import pytest
 
 from specguard_chains import background
@@ -13,10 +15,13 @@ from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.baselines import SoloDecoder
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Prompt
+from specguard_chains.decoding.rivals import AcceptAll
 from specguard_chains.decoding.sampling import Sampling
-from specguard_chains.decoding.steps import Source
-from specguard_chains.errors import DecodingCancelled
-from tests.toy_engine import FloatArray, ToyEngine, scripted_policy
+from specguard_chains.decoding.selection import HashedNgrams, Selector
+from specguard_chains.decoding.specguard import SpecGuardDecoder
+from specguard_chains.decoding.steps import Source, Step
+from specguard_chains.errors import ConfigurationError, DecodingCancelled
+from tests.toy_engine import FloatArray, ToyEngine, random_policy, scripted_policy
 
 
 def thread_of() -> int:
@@ -82,3 +87,76 @@ def test_requests_to_models_of_this_process_compute_there() -> None:
         decoder = SoloDecoder(engine, Source.DRAFT)
         list(background.run(decoder, Request(Prompt(text="?"), Sampling(temperature=0))))
     assert seen == {thread_of()}
+
+
+# --- functions of the user that take part in decoding
+
+
+def selecting(encoder: Callable[[Sequence[str]], FloatArray], k: int = 3) -> SpecGuardDecoder:
+    pair = [ToyEngine(random_policy(seed)) for seed in (1, 2)]
+    return SpecGuardDecoder(*pair, AcceptAll(), num_candidates=k, select=Selector(encoder))
+
+
+def ask(decoder: SpecGuardDecoder | SoloDecoder) -> list[Step]:
+    request = Request(Prompt(text="?"), Sampling(temperature=1), max_tokens=30)
+    return list(background.run(decoder, request))
+
+
+def constant(texts: Sequence[str]) -> FloatArray:
+    return np.ones((len(texts), 2), dtype=np.float32)
+
+
+def test_an_encoder_of_the_user_keeps_nobody_waiting() -> None:
+    """It waits until a request that came later has been answered."""
+    begun, answered = threading.Event(), threading.Event()
+    in_time: list[bool] = []
+
+    def slow(texts: Sequence[str]) -> FloatArray:
+        begun.set()
+        in_time.append(answered.wait(20))
+        return constant(texts)
+
+    waiting = threading.Thread(target=ask, args=[selecting(slow)])
+    waiting.start()
+    assert begun.wait(20)
+    assert ask(SoloDecoder(ToyEngine(random_policy(3)), Source.DRAFT))
+    answered.set()
+    waiting.join(20)
+    assert in_time
+    assert all(in_time)
+
+
+def test_an_encoder_may_ask_another_model_of_this_process_and_not_its_own() -> None:
+    other = SoloDecoder(ToyEngine(random_policy(3)), Source.DRAFT)
+    asked: list[list[Step]] = []
+
+    def asks_other(texts: Sequence[str]) -> FloatArray:
+        asked.append(ask(other))
+        return constant(texts)
+
+    steps = ask(selecting(asks_other))
+    assert asked
+    assert [step.text for step in steps] == [step.text for step in ask(selecting(constant))]
+
+    def asks_own(texts: Sequence[str]) -> FloatArray:
+        ask(decoder)
+        return constant(texts)
+
+    decoder = selecting(asks_own)
+    with pytest.raises(ConfigurationError, match=r"encoder of that answer ask another model"):
+        ask(decoder)
+
+
+def test_only_an_encoder_of_the_user_asks_others() -> None:
+    class Computes:
+        asks_others = False
+
+        def __call__(self, texts: Sequence[str]) -> FloatArray:
+            return constant(texts)
+
+    assert selecting(constant).asks_others
+    assert not selecting(constant, k=1).asks_others, "nothing is selected"
+    assert not selecting(Computes()).asks_others
+    assert not selecting(HashedNgrams()).asks_others
+    pair = [ToyEngine(random_policy(seed)) for seed in (1, 2)]
+    assert not SpecGuardDecoder(*pair, AcceptAll()).asks_others
