@@ -51,6 +51,7 @@ _NO_UNITS = frozenset(
 )
 _ONE_LETTER_UNITS = frozenset("mgshlLNJWVAKCF")
 _PERCENT = re.compile(r"\\?%|per ?cent", re.IGNORECASE)
+_PERCENT_BEHIND = re.compile(r"(?:[\s*$~]|\\[,; ]|\\text\{)*(?:\\?%|per ?cent\b)", re.IGNORECASE)
 _WITH_FRACTION = re.compile(r"(-?)(\d*)\\[dt]?frac(?:(\d)(\d)|\{(\d+)\}\{(\d+)\})")
 _SHORT_WORDS = frozenset({"yes", "no"})
 
@@ -66,10 +67,16 @@ _CHOICE = re.compile(
 def final_answer(text: str) -> str | None:
     r"""Return what the last complete, non-empty `\boxed{...}` holds, else the last number.
 
-    A number is a decimal or a fraction, without its thousands separators; None if there is none.
+    A number is a decimal or a fraction, without its thousands separators, and with a percent sign
+    if it is a percentage; None if there is none.
     """
     boxed = last_boxed(text)
-    return boxed if boxed is not None else last_number(text)
+    if boxed is not None:
+        return boxed
+    found = _last_number(text)
+    if found is None:
+        return None
+    return _plain(found) + ("%" if _PERCENT_BEHIND.match(text, found.end()) else "")
 
 
 def last_boxed(text: str) -> str | None:
@@ -88,11 +95,21 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """Return the last number of the text, like "-1200.5" or "3/4", if there is one."""
+    """Return the last number of the text, like "-1200.5" or "3/4", if there is one.
+
+    Without what stands behind it: "25%" gives 25, and whoever compares knows what is asked for.
+    """
+    found = _last_number(text)
+    return None if found is None else _plain(found)
+
+
+def _last_number(text: str) -> re.Match[str] | None:
     numbers = deque(_NUMBER.finditer(text), maxlen=1)
-    if not numbers:
-        return None
-    found = numbers[0]
+    return numbers[0] if numbers else None
+
+
+def _plain(found: re.Match[str]) -> str:
+    """Return a number that was found, without separators."""
     sign = "-" if found["sign"] else ""
     if found["over"]:
         return f"{sign}{found['over']}/{found['under']}"
@@ -103,7 +120,8 @@ def canonical_answer(answer: str) -> Fraction | str:
     r"""Return what is equal for answers that say the same: a number, a choice's letter, or a text.
 
     A number counts without its unit, so that "18" is "18 dollars", but 18 \% is 0.18; "x = 3" is
-    "3" and "(B) 42" is "b". Spaces, styles and the case of words do not count.
+    "3" and "(B) 42" is "b". Spaces, styles and the case of words do not count. Units are not told
+    apart, nor does math-verify: "5 hours" and "5 minutes" are one.
     """
     plain = unstyled(answer)
     stated = _NAMED.fullmatch(plain)

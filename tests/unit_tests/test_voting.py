@@ -129,6 +129,8 @@ def answers_of(decoder: Decoder, asked: Request, n: int) -> list[list[Step]]:
         (["so 7", "\\boxed{\\$18}", "so 7", "\\boxed{ 18.0 }", "\\boxed{x = 18}"], 1),
         (["so 7", "\\boxed{18 \\text{ dollars}}", "so 7", "so 18"], 0),  # a tie: the earlier
         (["so 0.5", "\\boxed{50}", "\\boxed{50\\%}", "it is 50"], 0),
+        (["so 7", "so 25%", "so 7", "so 0.25", "\\boxed{25\\%}"], 1),
+        (["so 25%", "so 25", "it is 25"], 1),
         (["\\boxed{(C)}", "\\boxed{\\text{b}}", "\\boxed{(B) 42}"], 1),
     ],
 )
