@@ -45,7 +45,8 @@ def find(
     """
     kinds = [signals(verify_with, grounding_from)]
     if grounding_from is None:
-        kinds.append(verify_with)
+        others = [role for role in ("draft", "target") if role != verify_with]
+        kinds += [signals(verify_with, reader) for reader in (verify_with, *others)]
     for name in (file_name(draft, target, kind, grounding) for kind in kinds):
         if (own := own_folder() / name).is_file():
             return Calibration.load(own)
