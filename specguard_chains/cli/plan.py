@@ -42,6 +42,7 @@ USUAL = Workload()
 @takes_options(
     *("pair", "draft", "target", "n_ctx", "n_threads", "n_gpu_layers", "max_retries"),
     *("num_candidates", "num_speculative_tokens", "confidence_weight", "verify_with"),
+    *("num_target_candidates", "doubt_margin", "target_confidence", "patience", "pause_steps"),
     *("grounding", "grounding_layers", "early_rejection", "salvage"),
     n_ctx=2048,
 )
@@ -70,7 +71,9 @@ def plan(
     acceptance: Annotated[
         float | None,
         typer.Option(
-            min=0, max=1, help=f"Share of steps accepted, where no run tells it; by default {RATE}."
+            min=0,
+            max=1,
+            help=f"Share of drafted steps accepted, where no run tells it; by default {RATE}.",
         ),
     ] = None,
     prompt_tokens: Annotated[
@@ -98,7 +101,8 @@ def plan(
         USUAL if found is None else found.workload, prompt_tokens, answer_tokens, step_tokens
     )
     if found is None:
-        settings = assumed_settings(options, known, RATE if acceptance is None else acceptance)
+        rate = RATE if acceptance is None else acceptance
+        settings = assumed_settings(options, known, rate, workload)
     else:
         settings = found.settings
         if not any(each.method == "speculative" for each in settings):

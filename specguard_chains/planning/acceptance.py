@@ -15,13 +15,13 @@ Shares are taken over the steps of all answers that are complete.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from specguard_chains.decoding.steps import Source
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation.results import Result, StepResult
-from specguard_chains.planning.recorded import candidates_of, prompt_read, salvaged_tokens
+from specguard_chains.planning.recorded import Shape, candidates_of, prompt_read, salvaged_tokens
 from specguard_chains.planning.settings import Acceptance, Speculating, Workload
 
 
@@ -30,9 +30,10 @@ class Recorded:
     """The complete answers of an arm that judges steps."""
 
     results: tuple[Result, ...]
+    shape: Shape = field(default_factory=Shape)
 
     @classmethod
-    def of(cls, results: Sequence[Result]) -> Recorded:
+    def of(cls, results: Sequence[Result], shape: Shape | None = None) -> Recorded:
         """Take the answers of an arm that are complete.
 
         Raises:
@@ -43,7 +44,7 @@ class Recorded:
             raise EvaluationError(
                 "the run has no complete answer of this arm; let `specguard bench` go on"
             )
-        return cls(complete)
+        return cls(complete, shape or Shape())
 
     @property
     def steps(self) -> list[StepResult]:
@@ -81,7 +82,7 @@ class Recorded:
         """Return the sizes of the answers, on the average."""
         tokens = [result.tokens for result in self.results]
         return Workload(
-            prompt_tokens=fmean(map(prompt_read, self.results)),
+            prompt_tokens=fmean(prompt_read(result, self.shape) for result in self.results),
             answer_tokens=fmean(tokens),
             step_tokens=sum(tokens) / len(self.steps),
         )
@@ -108,6 +109,7 @@ class Recorded:
         right = sum(map(salvaged_tokens, self.results))
         return Acceptance(
             rate=fmean(every),
+            length=_length(self.steps, every),
             drafted_of_rejected=drafted / tokens if tokens else 1.0,
             salvaged=min(right / written, 1.0) if written else 0.0,
             undrafted=_undrafted(rejected),
@@ -135,6 +137,17 @@ class Recorded:
             f"bounds of their scores are recorded, and {self.paused} were not drafted; record a "
             "run with early_rejection=off and without patience"
         )
+
+
+def _length(steps: Sequence[StepResult], passes: Sequence[bool]) -> float:
+    """Return the tokens of a step that passes, as a share of those of one that does not."""
+    lengths: tuple[list[int], list[int]] = ([], [])
+    for step, passed in zip(steps, passes, strict=True):
+        lengths[passed].append(step.answer_tokens)
+    rejected, accepted = lengths
+    if not (any(rejected) and any(accepted)):
+        return 1.0
+    return fmean(accepted) / fmean(rejected)
 
 
 def _undrafted(rejected: Sequence[StepResult]) -> float:

@@ -13,6 +13,7 @@ from specguard_chains.errors import ConfigurationError
 from specguard_chains.planning.costs import Kind, PairCosts
 from specguard_chains.planning.model import Prediction, pays_from
 from specguard_chains.planning.settings import Setting, Workload
+from specguard_chains.planning.work import LOOK
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,14 @@ def _why_not(rivals: Sequence[Prediction], workload: Workload, costs: PairCosts)
         return "nothing else is faster"
     setting = min(judging, key=lambda each: each.total_s).setting
     drafted, later_read, written = _token_ms(setting, workload, costs)
-    price = _price(drafted, later_read, written)
+    price = _price(setting, drafted, later_read, written)
     rate = pays_from(setting, workload, costs)
     if drafted + later_read < written:
         if rate is None:
             return f"{price}, which saves less than rejected steps cost, at any acceptance"
         return f"{price}: drafting pays from {rate:.0%} of accepted steps on"
+    if setting.verify_with == "target":  # no answer goes without it
+        return f"{price}: drafting saves no time"
     untouched = f"{price}: drafting pays only in answers that the target never touches"
     if rate is None:
         return untouched
@@ -61,11 +64,11 @@ def _why_not(rivals: Sequence[Prediction], workload: Workload, costs: PairCosts)
 
 
 def _why_draft(setting: Setting, workload: Workload, costs: PairCosts) -> str:
-    price = _price(*_token_ms(setting, workload, costs))
+    price = _price(setting, *_token_ms(setting, workload, costs))
     assert setting.acceptance is not None
     rate, untouched = setting.acceptance.rate, setting.acceptance.untouched
     if untouched is None:
-        untouched = rate**workload.steps
+        untouched = setting.acceptance.of_drafted**workload.steps
     return (
         f"{price}; {rate:.0%} of the steps are accepted, {untouched:.0%} of the answers as a whole"
     )
@@ -85,12 +88,14 @@ def _why_speculate(setting: Setting, costs: PairCosts) -> str:
 
 
 def _token_ms(setting: Setting, workload: Workload, costs: PairCosts) -> tuple[float, float, float]:
-    """Return milliseconds of a drafted token, of reading it later, and of one of the target."""
+    """Return milliseconds of a drafted token, of reading it, and of one of the target."""
     reads = setting.attention_of
     draft = costs.of(Source.DRAFT, attention=reads == "draft")
     target = costs.of(Source.TARGET, attention=reads == "target")
     step = workload.answer_tokens / workload.steps
     kind = Kind.VERIFY if setting.verify_with == "target" else Kind.READ
+    if setting.looks:
+        step = min(step, LOOK)
     return (
         1000 * draft.decode.at(setting.drafted_candidates or setting.candidates),
         1000 * target.seconds(kind, step) / step,
@@ -98,8 +103,9 @@ def _token_ms(setting: Setting, workload: Workload, costs: PairCosts) -> tuple[f
     )
 
 
-def _price(drafted: float, later_read: float, written: float) -> str:
+def _price(setting: Setting, drafted: float, read: float, written: float) -> str:
+    how = "judged" if setting.verify_with == "target" else "later read"
     return (
-        f"a drafted and later read token takes {drafted:.0f} + {later_read:.0f} ms, one that the "
+        f"a drafted and {how} token takes {drafted:.0f} + {read:.0f} ms, one that the "
         f"target writes alone {written:.0f} ms"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,7 +17,13 @@ from specguard_chains.evaluation.results import Result
 from specguard_chains.evaluation.summary import Run
 from specguard_chains.options import SpecGuardOptions
 from specguard_chains.planning.acceptance import Recorded, speculating_of
-from specguard_chains.planning.assumptions import DRAFT, TARGET, attention_of
+from specguard_chains.planning.assumptions import (
+    DRAFT,
+    TARGET,
+    attention_of,
+    drafts_one_first,
+    looks,
+)
 from specguard_chains.planning.costs import PairCosts
 from specguard_chains.planning.model import predict
 from specguard_chains.planning.recorded import Shape, work_of
@@ -32,7 +39,12 @@ METHODS: dict[str, Method] = {
     "draft": "draft",
 }
 """Decoders whose costs can be told from counts, and how they work."""
-SHAPING = ("verify_with", "confidence_weight", "num_candidates", "temperature", "top_k")
+LATER: dict[str, Any] = {
+    "num_target_candidates": None,
+    "target_confidence": None,
+    "doubt_margin": None,
+}
+"""Options that runs may be older than, and the values that stand for what these did."""
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 """That recorded scores are held against, as far as they tell."""
 
@@ -100,7 +112,7 @@ def read_run(folder: Path, costs: PairCosts) -> FromResults:
     judging = [arm for arm in arms if METHODS[run.decoder(arm)] in ("specguard", "rsd")]
     sizes_of = (judging or list(arms))[0]
     notes.append(f"The sizes of answers are those of {sizes_of}, {len(arms[sizes_of])} answers.")
-    workload = Recorded.of(arms[sizes_of]).workload()
+    workload = Recorded.of(arms[sizes_of], _shape(run, sizes_of, costs)).workload()
     return FromResults(settings, workload, checks, notes)
 
 
@@ -114,8 +126,8 @@ def _settings(
     if method == "speculative":
         speculating = speculating_of(results)
         return [Setting(label=arm, method=method, speculating=speculating, assumed=False)], []
-    recorded = Recorded.of(results)
     shape = _shape(run, arm, costs)
+    recorded = Recorded.of(results, shape)
     own = recorded.threshold
 
     def setting(threshold: float | None) -> Setting:
@@ -123,9 +135,12 @@ def _settings(
         return Setting(
             label=arm if as_recorded else f"{arm} at {threshold:g}",
             method=method,
-            candidates=shape.candidates or recorded.candidates,
+            candidates=recorded.candidates,
+            target_candidates=shape.target_candidates,
             drafted_candidates=recorded.drafted_candidates,
+            one_first=shape.one_first,
             verify_with=shape.verify_with,
+            looks=shape.looks,
             attention_of=shape.attention_of,
             acceptance=recorded.acceptance(None if as_recorded else threshold),
             threshold=threshold,
@@ -152,21 +167,28 @@ def _check(
         answers=len(results),
         measured_s=fmean(result.seconds for result in results),
         counted_s=fmean(counted),
-        predicted_s=predict(setting, Recorded.of(results).workload(), costs).total_s,
+        predicted_s=predict(setting, Recorded.of(results, shape).workload(), costs).total_s,
     )
 
 
 def _shape(run: Run, arm: str, costs: PairCosts) -> Shape:
     if not run.decoder(arm).startswith("specguard"):
-        return Shape(candidates=1)
-    options = {name: _option(run, arm, name) for name in SHAPING}
-    judge = options["verify_with"]
-    sampling = Sampling(temperature=options["temperature"], top_k=options["top_k"])
+        return Shape(target_candidates=1)
+    option = partial(_option, run, arm)
+    sampling = Sampling(temperature=option("temperature"), top_k=option("top_k"))
     greedy = sampling.greedy or run.decoder(arm) == "specguard-greedy"
+    drafted = 1 if greedy else option("num_candidates")
+    rewritten = 1 if greedy else option("num_target_candidates") or drafted
+    one_first = drafts_one_first(drafted, option("doubt_margin"), option("target_confidence"))
+    judge, early = option("verify_with"), option("early_rejection")
+    # The target has looked at steps in progress for as long as its candidates are an option.
+    looked = "num_target_candidates" in run.settings.defaults
     return Shape(
         verify_with=judge,
-        attention_of=attention_of(options["confidence_weight"], judge, costs),
-        candidates=1 if greedy else options["num_candidates"],
+        attention_of=attention_of(option("confidence_weight"), judge, costs),
+        target_candidates=rewritten,
+        one_first=one_first,
+        looks=looked and looks(judge, costs, early=early, at_once=1 if one_first else drafted),
     )
 
 
@@ -176,5 +198,6 @@ def _weighs_grounding(run: Run, arm: str) -> bool:
 
 def _option(run: Run, arm: str, name: str) -> Any:
     """Return the value that an option had in an arm."""
-    usual = run.settings.defaults.get(name, SpecGuardOptions.model_fields[name].default)
+    before = LATER.get(name, SpecGuardOptions.model_fields[name].default)
+    usual = run.settings.defaults.get(name, before)
     return run.settings.arms.get(arm, {}).get(name, usual)

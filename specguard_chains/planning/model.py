@@ -1,23 +1,9 @@
 """Predicting the time of an answer from the costs of passes and from how verification goes.
 
-An answer of A tokens in N steps of s tokens follows a prompt of P. In the mean a share a of the
-steps is accepted, and a share u of the answers as a whole. f is the drafted part of a rejected
-step, g the salvaged part of the step that replaces it (`settings`). Passes of the draft and of
-the target, and how often:
-
-    draft     read(P); decode(k), s times an accepted step and f s times a rejected one; read(s)
-              after each step of the target but the answer's last
-    target    nothing in u of the answers. In each other one read(P) and m = (1 - a) N / (1 - u)
-              rejected steps: each (1 - g) s times decode(k), and blocks of verify(8) for the rest.
-              It reads accepted steps only when it next writes, all in one pass. Any order of
-              accepted and rejected steps being as likely as another, the (N - m) / (m + 1)
-              steps after the last rejection are never read, and the others in m (1 - m / N) passes.
-    judging   by the target's own signals: verify(s) a step, in blocks of at most 32, and no read of
-              accepted steps; then no answer goes without the target.
-
+A model alone takes read(P) of its prompt of P tokens and A times decode(1) for A tokens.
 Speculative decoding takes A / e passes at e tokens a pass: gamma times decode(1) of the draft and
 verify(gamma + 1) of the target each. That its draft is asked less after rejections (`adaptive`) is
-in gamma and e if they come from recorded runs. A model alone takes read(P) and A times decode(1).
+in gamma and e if they come from recorded runs. What methods that judge steps take is in `judging`.
 
 Neglected: that candidates differ in length, so that the longest takes more passes; the selection
 among them, reward models and value heads; contexts longer or shorter than the one that was measured
@@ -32,16 +18,15 @@ from typing import TypeVar
 from specguard_chains.decoding.steps import Source
 from specguard_chains.errors import ConfigurationError
 from specguard_chains.planning.costs import Kind, PairCosts
-from specguard_chains.planning.settings import Acceptance, Setting, Speculating, Workload
+from specguard_chains.planning.judging import judging_work
+from specguard_chains.planning.settings import Setting, Speculating, Workload
 from specguard_chains.planning.work import (
-    BLOCK,
     Passes,
     Seconds,
     Work,
     decode,
     read,
     seconds_of,
-    verify,
 )
 
 T = TypeVar("T")
@@ -132,7 +117,7 @@ def work_of(setting: Setting, workload: Workload, costs: PairCosts) -> Work:
     acceptance = _known(setting.acceptance, setting)
     if not costs.target.logits:  # what is right of a step is not computed in blocks
         acceptance = acceptance.model_copy(update={"salvaged": 0.0})
-    return _judging(setting, acceptance, workload)
+    return judging_work(setting, acceptance, workload)
 
 
 def _alone(source: Source, workload: Workload) -> Work:
@@ -151,61 +136,6 @@ def _speculative(speculating: Speculating, workload: Workload) -> Work:
             Passes(Kind.VERIFY, speculating.drafted + 1, passes),
         ),
     )
-
-
-def _judging(setting: Setting, acceptance: Acceptance, workload: Workload) -> Work:
-    prompt, tokens = workload.prompt_tokens, workload.answer_tokens / workload.steps
-    k, steps = setting.candidates, workload.steps
-    drafting = setting.drafted_candidates or k
-    accepted = acceptance.rate * steps
-    rejected = steps - accepted
-    drafted = tokens * (accepted + acceptance.drafted_of_rejected * rejected)
-    together = 1 / (1 - acceptance.undrafted)
-    foreign = read(together * tokens, rejected / together * (1 - 1 / steps))
-    draft = (read(prompt), decode(drafted, drafting), foreign)
-    opening, catching_up, writing = _target(acceptance, steps, prompt, tokens, k)
-    target_judges = setting.verify_with == "target"
-    if target_judges:
-        target = (read(prompt), *verify(tokens, steps), *writing)
-    else:
-        target = (opening, catching_up, *writing)
-    calls = rejected + (steps if target_judges else 0.0)
-    return Work(
-        draft=draft,
-        target=target,
-        draft_calls=steps,
-        target_calls=calls,
-        draft_attention=setting.attention_of == "draft",
-        target_attention=setting.attention_of == "target",
-    )
-
-
-def _target(
-    acceptance: Acceptance,
-    steps: float,
-    prompt: float,
-    tokens: float,
-    k: int,
-) -> tuple[Passes, Passes, tuple[Passes, ...]]:
-    """Return how the target reads the prompt, how it reads accepted steps, and how it writes."""
-    rejected = (1 - acceptance.rate) * steps
-    untouched = acceptance.untouched
-    if untouched is None:
-        untouched = acceptance.rate**steps
-    touched = 1 - untouched
-    if not (touched and rejected):
-        return read(prompt, 0.0), read(tokens, 0.0), ()
-    # In runs whose untouched answers are shorter than others, the mean can leave what is possible.
-    each = min(max(rejected / touched, 1.0), steps)
-    catching = each * (1 - each / steps)
-    run = (steps - each) * each / (each + 1) / catching if catching else 0.0
-    salvaged = acceptance.salvaged * tokens
-    blocks = salvaged / BLOCK + 0.5 if salvaged else 0.0  # the last one is half in vain
-    writing = (
-        decode(rejected * (tokens - salvaged), k),
-        Passes(Kind.VERIFY, BLOCK, rejected * blocks),
-    )
-    return read(prompt, touched), read(run * tokens, touched * catching), writing
 
 
 def _known(value: T | None, setting: Setting) -> T:

@@ -2,21 +2,24 @@
 
 Steps say who wrote how many tokens, so that the order in which each model read what the other one
 wrote follows. The sums of the answer's metrics give the rest: the prompt is what the draft (or the
-only model) read beyond the target's steps; what the target read beyond the prompt and accepted
-steps was computed in vain while it salvaged. Not recorded are the sizes of salvaging blocks, see
-`work.BLOCK`, and how long each of several candidates was: the longest decides on the passes.
+only model) read beyond the target's steps; what the target read beyond the prompt, accepted steps
+and those that it judged, it computed while it salvaged. A salvaged token counts as written, not as
+read, so that one which had been read in order to judge the step takes nothing. The draft does not
+read it again either. Not recorded are the sizes of blocks, see `work.BLOCK` and `work.LOOK`, and
+how long each of several candidates was: the longest decides on the passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from specguard_chains.decoding.local import READ_BLOCK
 from specguard_chains.decoding.steps import Source
 from specguard_chains.evaluation.results import Result, StepResult
 from specguard_chains.planning.costs import Kind
-from specguard_chains.planning.work import BLOCK, Passes, Work, decode, read, verify
+from specguard_chains.planning.work import BLOCK, LOOK, Passes, Work, decode, read, verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +28,34 @@ class Shape:
 
     verify_with: Literal["draft", "target"] = "draft"
     attention_of: Literal["draft", "target"] | None = None
-    candidates: int | None = None
+    target_candidates: int | None = None
     """That the target draws at a time; None takes the most that the draft has drawn."""
+    one_first: bool = False
+    """Whether the draft began with one candidate and drew the others in doubt."""
+    looks: bool = False
+    """Whether the target, as the judge, has read steps while they were drafted."""
+
+    def rewrites(self, result: Result) -> int:
+        """Return how many candidates the target has drawn at a time."""
+        return self.target_candidates or candidates_of(result)
+
+    def was_read(self, step: StepResult) -> bool:
+        """Whether the target has read what was drafted of a step before the verdict."""
+        if self.verify_with == "target":
+            return step.judged
+        if step.target_confidence is not None:
+            return True
+        return self.attention_of == "target" and step.judged and not step.rejected_early
 
 
 def work_of(result: Result, shape: Shape | None = None) -> Work:
     """Return the passes that a recorded answer has taken."""
     shape = shape or Shape()
-    prompt = prompt_read(result)
+    prompt = prompt_read(result, shape)
     if result.metrics["num_target_passes"]:
         return _speculative(result, prompt)
     return Work(
-        draft=tuple(_draft(result, prompt)),
+        draft=tuple(_draft(result, prompt, shape)),
         target=tuple(_target(result, prompt, shape)),
         draft_calls=sum(step.drafted > 0 for step in result.steps),
         target_calls=sum(step.regenerated > 0 for step in result.steps),
@@ -45,13 +64,13 @@ def work_of(result: Result, shape: Shape | None = None) -> Work:
     )
 
 
-def prompt_read(result: Result) -> float:
+def prompt_read(result: Result, shape: Shape | None = None) -> float:
     """Return how many tokens of the prompt were read, by the draft if it took part."""
-    metrics = result.metrics
+    metrics, shape = result.metrics, shape or Shape()
     if passes := metrics["num_target_passes"]:  # each but the first reads one token more
         tokens = metrics["target_tokens_read"] - metrics["num_draft_tokens"] - (passes - 1)
     elif any(step.drafted for step in result.steps):
-        tokens = metrics["draft_tokens_read"] - sum(_foreign_runs(result.steps))
+        tokens = metrics["draft_tokens_read"] - sum(_foreign_runs(result, shape))
     else:
         tokens = metrics["target_tokens_read"]
     return max(float(tokens), 0.0)
@@ -75,15 +94,19 @@ def _speculative(result: Result, prompt: float) -> Work:
     )
 
 
-def _draft(result: Result, prompt: float) -> Iterator[Passes]:
+def _draft(result: Result, prompt: float, shape: Shape) -> Iterator[Passes]:
     if not any(step.drafted for step in result.steps):
         return
     yield read(prompt)
     for step in result.steps:
         k = step.num_candidates or 1
+        if shape.one_first and k > 1:
+            yield decode(step.drafted / k)
+            yield decode(step.drafted / k, k - 1)
+            continue
         chosen = step.answer_tokens if step.source == Source.DRAFT else step.drafted / k
         yield from _side_by_side(step.drafted, chosen, k)
-    yield from map(read, _foreign_runs(result.steps))
+    yield from map(read, _foreign_runs(result, shape))
 
 
 def _side_by_side(tokens: float, chosen: float, k: int) -> Iterator[Passes]:
@@ -99,29 +122,35 @@ def _side_by_side(tokens: float, chosen: float, k: int) -> Iterator[Passes]:
     yield decode(chosen - others, 1) if chosen > others else decode(others - chosen, k - 1)
 
 
-def _foreign_runs(steps: Iterable[StepResult]) -> Iterator[int]:
-    """Yield how many tokens of the target the draft reads at a time, before it drafts again."""
-    pending = 0
-    for step in steps:
+def _foreign_runs(result: Result, shape: Shape) -> Iterator[float]:
+    """Yield how many tokens of the target the draft reads at a time, before it drafts again.
+
+    It holds those that it has drafted itself, but for the last one of a step that it gave up itself
+    as soon as that was drawn.
+    """
+    pending, k = 0.0, shape.rewrites(result)
+    for step in result.steps:
         if step.drafted and pending:
             yield pending
-            pending = 0
+            pending = 0.0
         if step.source == Source.TARGET:
-            pending += step.answer_tokens
+            uncomputed = step.rejected_early and shape.verify_with == "draft"
+            held = step.drafted / (step.num_candidates or 1) - uncomputed
+            pending += step.answer_tokens - min(step.salvaged / k, held)
 
 
 def _target(result: Result, prompt: float, shape: Shape) -> Iterator[Passes]:
     """Yield the target's passes over what it reads, then those in which it writes."""
-    k, was_read, pending = shape.candidates or candidates_of(result), 0.0, prompt
+    k, known, pending = shape.rewrites(result), 0.0, prompt
     for step in result.steps:
-        judged = shape.verify_with == "target" and step.judged and not step.rejected_early
+        judged = shape.was_read(step)
         if pending and (judged or step.regenerated):
-            was_read, waiting, pending = was_read + pending, pending, 0.0
+            known, waiting, pending = known + pending, pending, 0.0
             yield read(waiting)
         if judged:
-            chosen = step.drafted / (step.num_candidates or 1)
-            was_read += chosen
-            yield from verify(chosen)
+            passes = list(_judged(step, shape))
+            known += sum(each.size * each.times for each in passes)
+            yield from passes
         elif step.source == Source.DRAFT:
             pending += step.answer_tokens
     written = sum(step.regenerated for step in result.steps)
@@ -130,6 +159,14 @@ def _target(result: Result, prompt: float, shape: Shape) -> Iterator[Passes]:
     for step in result.steps:
         for each in _side_by_side(step.regenerated, step.answer_tokens, k):
             yield replace(each, times=alone * each.times)
-    if right:
-        in_vain = max(result.metrics["target_tokens_read"] - was_read, 0.0)
-        yield Passes(Kind.VERIFY, BLOCK, (right / k + in_vain) / BLOCK)
+    in_blocks = max(result.metrics["target_tokens_read"] + right / k - known, 0.0)
+    yield Passes(Kind.VERIFY, BLOCK, in_blocks / BLOCK)
+
+
+def _judged(step: StepResult, shape: Shape) -> Iterator[Passes]:
+    """Yield the passes in which the target reads a step that was drafted."""
+    k = step.num_candidates or 1
+    tokens = step.drafted / k
+    yield from verify(tokens, block=LOOK if shape.looks else READ_BLOCK)
+    if shape.one_first and k > 1:  # the one that is selected in the end, if it is another
+        yield from verify(tokens, (k - 1) / k)

@@ -33,6 +33,8 @@ class Acceptance(_Record):
 
     rate: float = Field(ge=0, le=1)
     """Share of the answer's steps that are the draft's."""
+    length: float = Field(default=1.0, gt=0)
+    """Tokens of an accepted step, as a share of those of one of the target's."""
     drafted_of_rejected: float = Field(default=1.0, ge=0)
     """Tokens that were drafted of a rejected step before it was given up, as a share of those of
     the step that replaces it."""
@@ -44,7 +46,13 @@ class Acceptance(_Record):
     draft reads such ones together with the next."""
     untouched: float | None = Field(default=None, ge=0, le=1)
     """Share of answers in which every step is accepted; None if steps are accepted independently
-    of each other: rate to the power of the number of steps."""
+    of each other: the rate of drafted ones to the power of the number of steps."""
+
+    @property
+    def of_drafted(self) -> float:
+        """Share of the drafted steps that are accepted, as a run's metrics have it."""
+        drafted = self.rate + (1 - self.rate) * (1 - self.undrafted)
+        return self.rate / drafted
 
 
 class Speculating(_Record):
@@ -71,10 +79,16 @@ class Setting(_Record):
     label: str
     method: Method
     candidates: int = Field(default=1, ge=1)
-    """Drawn at a time, of both models; greedy decoding draws one."""
+    """Drafted at a time; greedy decoding draws one."""
+    target_candidates: int | None = Field(default=None, ge=1)
+    """That the target draws at a time; None is as many as the draft."""
+    one_first: bool = False
+    """Whether the draft begins with one candidate and draws the others in doubt."""
     drafted_candidates: float | None = Field(default=None, ge=1)
     """Of the draft, on the average, where it does not always draw all of them."""
     verify_with: Literal["draft", "target"] = "draft"
+    looks: bool = False
+    """Whether the target, as the judge, reads a step while it is drafted, to give it up early."""
     attention_of: Literal["draft", "target"] | None = None
     """Whose attention is read for grounding."""
     acceptance: Acceptance | None = None
@@ -85,6 +99,11 @@ class Setting(_Record):
     """Of the score, where the acceptance is that of one."""
     assumed: bool = True
     """Whether acceptance is assumed; else it comes from recorded runs."""
+
+    @property
+    def rewrites(self) -> int:
+        """Candidates that the target draws at a time."""
+        return self.target_candidates or self.candidates
 
     @property
     def judges(self) -> bool:

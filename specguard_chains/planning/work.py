@@ -17,6 +17,10 @@ from specguard_chains.planning.costs import Costs, Kind, PairCosts
 BLOCK = 8
 """Tokens of a block in which a rejected step's text is salvaged. They end in front of doubtful
 tokens, 4 to 32 tokens long (`decoding.trail`); 8 is a middle, and assumed."""
+LOOK = 12
+"""Tokens that the target reads at a time of a step that is being drafted. It looks after 16 tokens,
+after 4 if the draft doubted one of them, and at the step's end (`decoding.local_drafts`); 12 is
+assumed. One token in 45 doubted, as on grade school problems, would give 14 in an endless step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +96,11 @@ def read(tokens: float, times: float = 1.0) -> Passes:
     return Passes(Kind.READ, tokens, times)
 
 
-def verify(tokens: float, times: float = 1.0) -> Sequence[Passes]:
+def verify(tokens: float, times: float = 1.0, *, block: int = READ_BLOCK) -> Sequence[Passes]:
     """Return the passes in which tokens are read with all of their logits, in blocks."""
-    whole = floor(tokens / READ_BLOCK)
-    rest = tokens - whole * READ_BLOCK
-    passes = [Passes(Kind.VERIFY, READ_BLOCK, times * whole)] if whole else []
+    whole = floor(tokens / block)
+    rest = tokens - whole * block
+    passes = [Passes(Kind.VERIFY, block, times * whole)] if whole else []
     return [*passes, Passes(Kind.VERIFY, rest, times)] if rest else passes
 
 

@@ -68,26 +68,30 @@ def test_a_pair_is_measured_and_a_setting_recommended(shelf: Shelf, tmp_path: Pa
     assert "an answer of 200 tokens in steps of 30, after a prompt of 150" in text
     for label in ("target", "draft", "specguard-greedy", "rsd", "speculative"):
         assert label in text
-    assert "Assumed, not measured: 50% of the steps are accepted" in text
+    assert "Assumed, not measured: 50% of the drafted steps are accepted" in text
+    assert "after rejections the target goes on alone (patience)" in text
     assert "fastest: " in text
     assert "1:4 (this)" in text
     assert "1:20" in text
     made = Plan.model_validate_json(out.read_text())
     assert made.costs.ratio == pytest.approx(4)
-    assert made.costs.draft_with_attention is not None
+    assert made.costs.draft_with_attention is None, "by default nobody reads attention"
+    greedy = made.rows[2].setting
+    assert (greedy.verify_with, greedy.looks, greedy.rewrites) == ("target", True, 1)
     assert made.recommended in text
     assert f"the plan is in {out}" in flat(result.stderr)
 
 
 def test_the_draft_is_loaded_with_attention_and_without(shelf: Shelf) -> None:
-    assert specguard(*MODELS).exit_code == 0
+    grounded = ("--confidence-weight", 0.3, "--verify-with", "draft")
+    assert specguard(*MODELS, *grounded).exit_code == 0
     assert shelf.attention == [
         ("draft.gguf", True),
         ("target.gguf", False),
         ("draft.gguf", False),
     ]
     shelf.attention.clear()
-    assert specguard(*MODELS, "--confidence-weight", 1).exit_code == 0
+    assert specguard(*MODELS).exit_code == 0
     assert {attention for _, attention in shelf.attention} == {False}
 
 
@@ -107,7 +111,8 @@ def test_more_acceptance_changes_the_advice(shelf: Shelf, tmp_path: Path) -> Non
     specguard(*MODELS, "--out", out)
     answers = {}
     for acceptance in (0, 1):
-        result = specguard("--costs", out, "--acceptance", acceptance, "--answer-tokens", 400)
+        assumed = ("--acceptance", acceptance, "--answer-tokens", 400)
+        result = specguard("--costs", out, "--verify-with", "draft", *assumed)
         answers[acceptance] = re.search(r"fastest: (.*?):", flat(result.stdout))
         assert "an answer of 400 tokens" in result.stdout
     assert answers[0] is not None

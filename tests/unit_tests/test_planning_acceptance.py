@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation import runner
+from specguard_chains.evaluation.folder import read_results
 from specguard_chains.evaluation.results import Result, StepResult
 from specguard_chains.planning.acceptance import Recorded, speculating_of
 from specguard_chains.planning.costs import PairCosts
@@ -17,7 +20,7 @@ from specguard_chains.planning.from_results import read_run
 from specguard_chains.planning.measure import measure_pair
 from specguard_chains.planning.recorded import Shape, prompt_read, work_of
 from specguard_chains.planning.settings import Speculating
-from specguard_chains.planning.work import seconds_of
+from specguard_chains.planning.work import Kind, Passes, seconds_of
 from tests.unit_tests import toy_evaluation
 from tests.unit_tests.planning_costs import PAIR, Clock, TimedToy
 
@@ -143,7 +146,7 @@ def test_a_run_without_a_complete_answer_says_nothing() -> None:
 def test_the_passes_of_a_recorded_answer() -> None:
     assert prompt_read(MIXED) == 100
     seconds = seconds_of(work_of(MIXED), PAIR)
-    # prompt, 25 drafted tokens, the target's step read
+    # prompt, 25 drafted tokens, the target's step read; none of it is known to be the draft's own
     assert 1000 * seconds.draft == pytest.approx(100 * 7 + 25 * 20 + 20 * 7)
     # prompt and the first step; 16 tokens one by one; 4 right ones and 6 in vain in blocks
     assert 1000 * seconds.target == pytest.approx(110 * 12 + 16 * 32 + 10 * 20)
@@ -154,6 +157,58 @@ def test_the_passes_of_an_answer_that_the_target_has_judged() -> None:
     judged = result(step(0.9), step(0.5, 20), target_tokens_read=120)
     seconds = seconds_of(work_of(judged, Shape(verify_with="target")), PAIR)
     assert 1000 * seconds.target == pytest.approx(100 * 12 + 20 * 20 + 20 * 32)
+
+
+def test_what_was_read_while_it_was_drafted_is_not_computed_again() -> None:
+    early = replace(step(0.2, 20, drafted=16, early=True), salvaged=12)
+    judged = result(
+        *(step(0.9), early, step(0.8)),
+        num_salvaged_tokens=12,
+        draft_tokens_read=100 + 8,
+        # Prompt and three drafted steps; what is salvaged counts as written, and not as read.
+        target_tokens_read=100 + 10 + 16 + 10 - 12,
+    )
+    shape = Shape(verify_with="target", target_candidates=1, looks=True)
+    assert prompt_read(judged, shape) == 100
+    seconds = seconds_of(work_of(judged, shape), PAIR)
+    assert 1000 * seconds.draft == pytest.approx(100 * 7 + 36 * 20 + 8 * 7)
+    assert 1000 * seconds.target == pytest.approx(100 * 12 + 36 * 20 + 8 * 32)
+    looks = [each.size for each in work_of(judged, shape).target if each.kind == Kind.VERIFY]
+    assert looks[:4] == [10, 12, 4, 10]
+
+
+def test_a_step_that_the_target_was_asked_about_in_doubt_is_not_read_later() -> None:
+    doubtful = replace(step(0.72), target_confidence=-0.1)
+    asked = result(doubtful, step(0.9), step(0.1, 20), target_tokens_read=120)
+    seconds = seconds_of(work_of(asked, Shape(target_candidates=1)), PAIR)
+    assert 1000 * seconds.target == pytest.approx(110 * 12 + 10 * 20 + 20 * 32)
+
+
+def test_grounding_from_the_target_takes_a_pass_over_every_complete_step() -> None:
+    early = step(0.2, 20, drafted=5, early=True)
+    grounded = result(step(0.9), early, target_tokens_read=110)
+    work = work_of(grounded, Shape(attention_of="target"))
+    assert [each for each in work.target if each.kind == Kind.VERIFY and each.times] == [
+        Passes(Kind.VERIFY, 10)
+    ]
+    assert work.target_attention
+
+
+def test_a_target_that_judges_reads_the_first_candidate_and_the_chosen_one() -> None:
+    doubtful = replace(step(0.75, drafted=40), num_candidates=4)
+    judged = result(doubtful, target_tokens_read=100 + 10 + 10)
+    shape = Shape(verify_with="target", target_candidates=1, one_first=True, looks=True)
+    work = work_of(judged, shape)
+    assert 1000 * seconds_of(work, PAIR).draft == pytest.approx(100 * 7 + 10 * 20 + 10 * 50)
+    read = [each for each in work.target if each.kind == Kind.VERIFY]
+    assert read[:2] == [Passes(Kind.VERIFY, 10), Passes(Kind.VERIFY, 10, 0.75)]
+
+
+def test_accepted_steps_may_be_shorter() -> None:
+    recorded = Recorded.of([result(step(0.9), step(0.75), step(0.2, 20))])
+    assert recorded.acceptance().length == 0.5
+    assert recorded.acceptance(0.8).length == pytest.approx(10 / 15)
+    assert Recorded.of([WHOLE]).acceptance().length == 1
 
 
 def test_speculative_decoding_as_recorded() -> None:
@@ -177,6 +232,14 @@ SAVING = (
     "specguard-greedy:patience=1:pause_steps=2,specguard-greedy:hand_back=4,"
     "specguard:num_candidates=2:temperature=0.7:doubt_margin=0.05"
 )
+
+
+LOOKING = (
+    "specguard-greedy:patience=0,specguard-greedy:patience=1:pause_steps=2,"
+    "specguard-greedy:early_rejection=off,"
+    "specguard:temperature=0.7:num_candidates=3:num_target_candidates=1:doubt_margin=0.2"
+)
+Judge = Literal["draft", "target"]
 
 
 @pytest.fixture
@@ -222,6 +285,62 @@ def test_paused_steps_and_those_that_are_given_back(clock: Clock, tmp_path: Path
         assert abs(check.deviation(check.counted_s)) < 0.05, check
         # Pauses put rejected steps side by side, which means do not tell.
         assert abs(check.deviation(check.predicted_s)) < 0.12, check
+
+
+def test_a_target_that_looks_at_steps_in_progress(clock: Clock, tmp_path: Path) -> None:
+    costs = toy_run(clock, tmp_path, LOOKING, verify_with="target", threshold=0.4)
+    found = read_run(tmp_path, costs)
+    settings = {each.label: each for each in found.settings}
+    looking, _, whole, sampled = (settings[arm] for arm in LOOKING.split(","))
+    assert (looking.looks, whole.looks, sampled.looks, sampled.one_first) == (
+        *(True, False, True, True),
+    )
+    assert (sampled.candidates, sampled.rewrites) == (3, 1)
+    for check in found.checks:
+        assert abs(check.deviation(check.counted_s)) < 0.05, check
+        assert abs(check.deviation(check.predicted_s)) < 0.12, check
+
+
+@pytest.mark.parametrize("patience", [0, 1])
+@pytest.mark.parametrize(("verify_with", "threshold"), [("draft", 0.76), ("target", 0.4)])
+def test_counts_are_the_tokens_that_sessions_have_computed(
+    clock: Clock, tmp_path: Path, verify_with: Judge, threshold: float, patience: int
+) -> None:
+    arm = f"specguard-greedy:patience={patience}:pause_steps=2"
+    toy_run(clock, tmp_path, arm, verify_with=verify_with, threshold=threshold)
+    results = read_results(tmp_path)
+    shape = Shape(verify_with=verify_with, target_candidates=1, looks=verify_with == "target")
+    # Each question is one character longer than the one before.
+    assert [prompt_read(each, shape) for each in results] == list(range(86, 94))
+    for each in results:
+        work, metrics = work_of(each, shape), each.metrics
+        drafted = metrics["draft_tokens_read"] + metrics["num_draft_tokens"]
+        assert tokens_of(work.draft) == pytest.approx(drafted)
+        written = metrics["target_tokens_read"] + metrics["num_regenerated_tokens"]
+        assert tokens_of(work.target) == pytest.approx(written)
+    for what in ("num_salvaged_tokens", "num_accepted_steps"):
+        assert sum(result.metrics[what] for result in results)
+    paused = sum(result.metrics["num_paused_steps"] for result in results)
+    assert (paused > 0) == (patience > 0)
+
+
+def tokens_of(side: Iterable[Passes]) -> float:
+    """All tokens that are computed in passes, of one candidate each."""
+    return sum(each.times * (1 if each.kind == Kind.DECODE else each.size) for each in side)
+
+
+def test_an_older_run_is_read_as_what_it_was(clock: Clock, tmp_path: Path) -> None:
+    arm = "specguard:temperature=0.7:num_candidates=2"
+    costs = toy_run(clock, tmp_path, arm, verify_with="target", doubt_margin=1)
+    assert read_run(tmp_path, costs).settings[2].rewrites == 2  # as the toys' options say
+    path = tmp_path / "settings.json"
+    settings = json.loads(path.read_text())
+    for options in (settings["defaults"], *settings["arms"].values()):
+        for later in ("num_target_candidates", "doubt_margin", "target_confidence"):
+            options.pop(later, None)
+    path.write_text(json.dumps(settings))
+    setting = read_run(tmp_path, costs).settings[2]
+    assert (setting.rewrites, setting.looks, setting.one_first) == (2, False, False)
 
 
 def test_thresholds_that_the_run_tells_of(clock: Clock, tmp_path: Path) -> None:

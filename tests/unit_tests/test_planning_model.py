@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 
+from specguard_chains.decoding.pacing import Pacing, Patience
+from specguard_chains.decoding.steps import Judgement, Verdict
 from specguard_chains.errors import ConfigurationError
 from specguard_chains.options import SpecGuardOptions
 from specguard_chains.planning.advice import advise
-from specguard_chains.planning.assumptions import assumed_settings
-from specguard_chains.planning.costs import PairCosts
+from specguard_chains.planning.assumptions import assumed_settings, in_words
+from specguard_chains.planning.costs import Curve, PairCosts
 from specguard_chains.planning.model import accepting, pays_from, predict
+from specguard_chains.planning.pausing import paced
 from specguard_chains.planning.plan import at_ratios, plan
 from specguard_chains.planning.settings import Acceptance, Setting, Speculating, Workload
 from tests.unit_tests.planning_costs import CHEAP, DRAFT, PAIR
@@ -23,12 +27,13 @@ TARGET = Setting(label="target", method="target")
 
 def specguard(rate: float, *, k: int = 1, label: str = "specguard", **more: Any) -> Setting:
     given = {"drafted_of_rejected": 1.0, "salvaged": 0.0, "untouched": None} | more
-    verify_with = given.pop("verify_with", "draft")
+    verify_with, looks = given.pop("verify_with", "draft"), given.pop("looks", False)
     return Setting(
         label=label,
         method="specguard",
         candidates=k,
         verify_with=verify_with,
+        looks=looks,
         acceptance=Acceptance(rate=rate, **given),
     )
 
@@ -86,7 +91,8 @@ def test_candidates_are_written_side_by_side() -> None:
 def test_salvaged_tokens_cost_a_blocks_share() -> None:
     # Half of each step: 10 tokens in 1.25 blocks of 8, and half a block in vain, at 20 ms each.
     saved = ms(specguard(0.0)) - ms(specguard(0.0, salvaged=0.5))
-    assert saved == pytest.approx(10 * (10 * 32 - (10 + 4) * 20))
+    # The draft, which has written them, does not read them either, 9 times.
+    assert saved == pytest.approx(10 * (10 * 32 - (10 + 4) * 20) + 9 * 10 * 7)
 
 
 def test_a_target_that_judges_reads_every_step_once() -> None:
@@ -95,6 +101,71 @@ def test_a_target_that_judges_reads_every_step_once() -> None:
     assert 1000 * prediction.seconds.target == pytest.approx(target)
     everything = predict(specguard(1.0, verify_with="target"), WORKLOAD, PAIR)
     assert 1000 * everything.seconds.target == pytest.approx(100 * 12 + 200 * 20)
+
+
+def test_a_target_that_looks_reads_what_is_drafted_and_does_not_write_what_was_right() -> None:
+    given = {"verify_with": "target", "drafted_of_rejected": 0.5, "salvaged": 0.25}
+    looking = specguard(0.5, looks=True, **given)
+    prediction = predict(looking, WORKLOAD, PAIR)
+    # Five steps of 20 tokens and five of 10, and three quarters of five others alone.
+    target = 100 * 12 + (5 * 20 + 5 * 10) * 20 + 5 * 15 * 32
+    assert 1000 * prediction.seconds.target == pytest.approx(target)
+    draft = 100 * 7 + (5 * 20 + 5 * 10) * 20 + 5 * 15 * 7 * 0.9
+    assert 1000 * prediction.seconds.draft == pytest.approx(draft)
+    several = looking.model_copy(update={"target_candidates": 2})  # each begins from the context
+    blocks = (5 * 5 + 5 * 4) * 20
+    more = 5 * 15 * 20 + blocks  # 52 ms a token of two
+    assert 1000 * predict(several, WORKLOAD, PAIR).seconds.target == pytest.approx(target + more)
+
+
+def test_grounding_from_the_target_takes_a_pass_over_accepted_steps() -> None:
+    costs = PAIR.model_copy(update={"target_with_attention": PAIR.target})
+    setting = specguard(0.5).model_copy(update={"attention_of": "target"})
+    prediction = predict(setting, WORKLOAD, costs)
+    target = 100 * 12 + 5 * 20 * 20 + 5 * 20 * 32
+    assert 1000 * prediction.seconds.target == pytest.approx(target)
+
+
+def test_a_look_reads_fewer_tokens_at_a_time() -> None:
+    # 20 tokens at once take 10 ms and 8 in a pass of 12 and one of 8: twice 10.
+    verify = Curve.of({1: 0.01, 64: 0.01})
+    target = PAIR.target.model_copy(update={"verify": verify})
+    costs = PAIR.model_copy(update={"target": target})
+    times = [
+        predict(specguard(1.0, verify_with="target", looks=looks), WORKLOAD, costs).seconds.target
+        for looks in (False, True)
+    ]
+    assert 1000 * (times[1] - times[0]) == pytest.approx(10 * 10)
+
+
+def test_steps_that_are_not_drafted_are_read_together() -> None:
+    # Six steps of the target in two runs: 4 of 6 are not drafted.
+    given = {"drafted_of_rejected": 1 / 3, "undrafted": 2 / 3, "untouched": 0.0}
+    prediction = predict(specguard(0.4, **given), WORKLOAD, PAIR)
+    draft = 100 * 7 + (4 + 2) * 20 * 20 + 2 * 60 * 7 * (1 - 1 / 6)
+    assert 1000 * prediction.seconds.draft == pytest.approx(draft)
+    # Of four accepted steps and two runs in any order, 2/3 of the steps stand before a run.
+    target = 100 * 12 + 6 * 20 * 32 + 4 * 2 / 3 * 20 * 12
+    assert 1000 * prediction.seconds.target == pytest.approx(target)
+
+
+def test_accepted_steps_that_are_shorter() -> None:
+    # 5 n + 5 n / 3 = 200: of the target's 30 tokens, accepted ones 10.
+    prediction = predict(specguard(0.5, length=1 / 3, untouched=0.0), WORKLOAD, PAIR)
+    target = 100 * 12 + 5 * 30 * 32 + 5 * 10 * 5 / 6 * 12
+    assert 1000 * prediction.seconds.target == pytest.approx(target)
+    draft = 100 * 7 + 200 * 20 + 5 * 30 * 7 * 0.9
+    assert 1000 * prediction.seconds.draft == pytest.approx(draft)
+
+
+def test_a_draft_that_begins_with_one_candidate() -> None:
+    # One step in three is in doubt: 3 others are drafted, and 3 times in 4 another one is judged.
+    change = {"one_first": True, "drafted_candidates": 2.0, "target_candidates": 1}
+    setting = specguard(1.0, k=4, verify_with="target").model_copy(update=change)
+    prediction = predict(setting, WORKLOAD, PAIR)
+    draft = 100 * 7 + 200 * 20 + 200 / 3 * DRAFT.decode.at(3) * 1000
+    assert 1000 * prediction.seconds.draft == pytest.approx(draft)
+    assert 1000 * prediction.seconds.target == pytest.approx(100 * 12 + 200 * 20 * 1.25)
 
 
 def test_long_steps_are_verified_in_blocks() -> None:
@@ -179,6 +250,9 @@ def test_the_reason_gives_the_price_of_a_token() -> None:
     assert label == "target"
     assert "takes 20 + 12 ms, one that the target writes alone 32 ms" in reason
     assert "drafting pays only in answers that the target never touches" in reason
+    _, reason = best(PAIR, specguard(0.3, verify_with="target"))
+    assert "a drafted and judged token takes 20 + 20 ms" in reason
+    assert reason.endswith("drafting saves no time")
     _, reason = best(CHEAP, specguard(0.9))
     assert reason.endswith("90% of the steps are accepted, 35% of the answers as a whole")
 
@@ -236,21 +310,76 @@ def test_a_cheaper_draft_gains_and_changes_nothing_of_the_target() -> None:
 
 def test_what_is_assumed_follows_the_options() -> None:
     options = SpecGuardOptions(
-        early_rejection=False, salvage=False, num_candidates=1, num_speculative_tokens=2
+        early_rejection=False,
+        salvage=False,
+        num_candidates=1,
+        num_speculative_tokens=2,
+        patience=0,
     )
     settings = {each.label: each for each in assumed_settings(options, PAIR, 0.4)}
     acceptance = settings["specguard-greedy"].acceptance
     assert acceptance == Acceptance(rate=0.4, drafted_of_rejected=1.0, salvaged=0.0)
     assert settings["speculative"].speculating == Speculating.at(0.7, 2)
     assert list(settings) == ["target", "draft", "specguard-greedy", "rsd", "speculative"]
+    assert not settings["specguard-greedy"].looks
     alone = PAIR.model_copy(update={"same_vocabulary": False})
     assert "speculative" not in {each.label for each in assumed_settings(options, alone)}
+
+
+def test_the_defaults_are_a_target_that_looks_and_pauses() -> None:
+    settings = assumed_settings(SpecGuardOptions(), PAIR, 0.5, WORKLOAD)
+    greedy, sampled, rsd = settings[2:5]
+    assert (greedy.verify_with, greedy.looks, greedy.rewrites) == ("target", True, 1)
+    assert (sampled.candidates, sampled.rewrites, sampled.one_first) == (4, 1, True)
+    assert sampled.drafted_candidates == 1 + 0.2 * 3  # scores in 0.1 around the threshold
+    assert (rsd.verify_with, rsd.looks) == ("draft", False)
+    acceptance = greedy.acceptance
+    assert acceptance is not None
+    assert acceptance.of_drafted == pytest.approx(0.5)
+    kept, drafted = paced(0.5, Patience(1, 4), 10)
+    assert acceptance.rate == pytest.approx(kept / 10)
+    assert acceptance.undrafted == pytest.approx((10 - drafted) / (10 - kept))
+    assert acceptance.drafted_of_rejected == pytest.approx(0.6 * (1 - acceptance.undrafted))
+    assert rsd.acceptance == Acceptance(rate=0.5, salvaged=0.3)
+    said = in_words(settings)[0]
+    assert "50% of the drafted steps are accepted" in said
+    assert f"{acceptance.rate:.0%} of the answer's steps are the draft's" in said
+    assert "20% of the steps are in doubt" in said
+    assert "given up after 60% of its tokens" in said
+    assert "30% of the tokens that replace it were drafted right" in said
+
+
+def test_all_candidates_at_once_are_complete_before_the_target_reads_one() -> None:
+    greedy, sampled = assumed_settings(SpecGuardOptions(doubt_margin=1.0), PAIR)[2:4]
+    assert (greedy.looks, sampled.looks, sampled.one_first) == (True, False, False)
+    assert greedy.acceptance is not None
+    assert sampled.acceptance is not None
+    assert greedy.acceptance.drafted_of_rejected == pytest.approx(
+        0.6 * sampled.acceptance.drafted_of_rejected
+    )
+
+
+@pytest.mark.parametrize("patience", [None, Patience(1, 4), Patience(2, 1), Patience(3, 2)])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+def test_how_many_steps_are_drafted_with_patience(rate: float, patience: Patience | None) -> None:
+    steps, answers = 12, 2000
+    rng = random.Random(1)
+    kept = drafted = 0
+    for _ in range(answers):
+        pacing = Pacing(patience)
+        for _ in range(steps):
+            if not pacing.pauses():
+                accepted = rng.random() < rate
+                kept, drafted = kept + accepted, drafted + 1
+                pacing.note(Judgement(Verdict.ACCEPTED if accepted else Verdict.REJECTED))
+    expected = paced(rate, patience, steps)
+    assert expected == pytest.approx((kept / answers, drafted / answers), rel=0.03)
 
 
 def test_attention_is_read_where_it_was_measured() -> None:
     slower = PAIR.model_copy(update={"draft_with_attention": DRAFT.scaled(1.1)})
     read, not_read = (
-        assumed_settings(SpecGuardOptions(confidence_weight=weight), slower)[2]
+        assumed_settings(SpecGuardOptions(confidence_weight=weight, verify_with="draft"), slower)[2]
         for weight in (0.3, 1.0)
     )
     assert (read.attention_of, not_read.attention_of) == ("draft", None)
