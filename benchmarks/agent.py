@@ -236,8 +236,9 @@ def variants(arguments: argparse.Namespace) -> dict[str, ChatSpecGuard]:
         "n_threads": arguments.threads,
         "seed": 1,
     }
-    if arguments.confidence_weight is not None:
-        shared["confidence_weight"] = arguments.confidence_weight
+    for name in ("confidence_weight", "verify_with", "patience"):
+        if (value := getattr(arguments, name)) is not None:
+            shared[name] = value
     models = {}
     for decoder in arguments.decoder:
         for critical in arguments.critical_steps if decoder.startswith("specguard") else [None]:
@@ -258,6 +259,8 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--max-tokens", type=int, default=300)
     parser.add_argument("--confidence-weight", type=float)
+    parser.add_argument("--verify-with", choices=["draft", "target"])
+    parser.add_argument("--patience", type=int)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()

@@ -72,7 +72,13 @@ def main() -> None:
     arguments = parser.parse_args()
 
     options = SpecGuardOptions(
-        decoder="specguard-greedy", pair=arguments.pair, num_candidates=1, n_ctx=2048
+        decoder="specguard-greedy",
+        pair=arguments.pair,
+        num_candidates=1,
+        n_ctx=2048,
+        verify_with="draft",
+        confidence_weight=0.3,
+        patience=0,
     )
     guarded = assemble(options)
     assert isinstance(guarded, SpecGuardDecoder)

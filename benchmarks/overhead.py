@@ -99,6 +99,7 @@ def stack(weight: float, threads: int) -> ChatSpecGuard:
         num_candidates=1,
         threshold=0,
         confidence_weight=weight,
+        verify_with="draft",  # else the target would read what it is not needed for
         n_threads=threads,
     )
 

@@ -71,7 +71,8 @@ ORDERS = ((0, 1, 2), (1, 2, 0), (2, 0, 1))
 
 def main() -> None:
     """Print each step's shares, and how often the right passage has the largest."""
-    llm = ChatSpecGuard(temperature=0, max_tokens=80, seed=1)
+    attention = {"verify_with": "draft", "confidence_weight": 0.3}
+    llm = ChatSpecGuard(temperature=0, max_tokens=80, seed=1, **attention)
     found = []
     for passages, question, right in CASES:
         for order in ORDERS:

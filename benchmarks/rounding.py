@@ -38,7 +38,14 @@ def main() -> None:
     parser.add_argument("--pair", default=SpecGuardOptions().pair)
     parser.add_argument("--max-steps", type=int, default=20)
     arguments = parser.parse_args()
-    options = SpecGuardOptions(pair=arguments.pair, num_candidates=4, n_ctx=2048)
+    options = SpecGuardOptions(
+        pair=arguments.pair,
+        num_candidates=4,
+        n_ctx=2048,
+        verify_with="draft",
+        confidence_weight=0.3,
+        doubt_margin=1,
+    )
     decoder = assemble(options)
     assert isinstance(decoder, SpecGuardDecoder)
     verifier = decoder.verifier

@@ -6,8 +6,9 @@
     python benchmarks/scaling.py steps       # seconds a token where steps are longer
     python benchmarks/scaling.py soak --minutes 30 --requests 4  # memory under lasting load
 
-Figures are medians over the rounds, in which the cases take turns. With `--threshold 0` every step
-is accepted and only the draft computes, with `--threshold 1` (mostly) every one is rejected.
+Figures are medians over the rounds, in which the cases take turns. Steps are judged by the draft's
+signals, attention included. With `--threshold 0` every one is accepted and only the draft computes,
+with `--threshold 1` (mostly) every one is rejected.
 """
 
 from __future__ import annotations
@@ -85,7 +86,15 @@ def candidates(arguments: argparse.Namespace) -> None:
     # Each k is a model of its own, but they share the engines.
     ks = (1, 2, 4, 8)
     llms = {
-        k: chat(arguments, decoder="specguard", temperature=0.7, seed=1, num_candidates=k)
+        k: chat(
+            arguments,
+            decoder="specguard",
+            temperature=0.7,
+            seed=1,
+            num_candidates=k,
+            num_target_candidates=k,
+            doubt_margin=1,
+        )
         for k in ks
     }
     cases = {
@@ -150,6 +159,9 @@ def chat(arguments: argparse.Namespace, **changed: Any) -> ChatSpecGuard:
         "target": arguments.target,
         "decoder": "specguard-greedy",
         "threshold": arguments.threshold,
+        "verify_with": "draft",
+        "confidence_weight": 0.3,
+        "patience": 0,
         "max_tokens": arguments.max_tokens,
     }
     return ChatSpecGuard(**(settings | changed))

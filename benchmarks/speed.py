@@ -1,6 +1,7 @@
 """What each saving of SpecGuard is worth: on and off, in turns on every problem.
 
     python benchmarks/speed.py --data gsm8k.jsonl --limit 30 [--threshold 0.7] [--skip 100]
+                               [--verify-with draft] [--confidence-weight 0.3]
 
 The first variant, plain, drafts every step to its end and has the target write every rejected one
 from scratch. The exact savings change no text: where one differs, the benchmark prints how far
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from shared import parting, text_of, timed
@@ -22,20 +23,22 @@ from specguard_chains.assembly import assemble
 from specguard_chains.calibrations.fitting import reasoning_prompt
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.sampling import Sampling
+from specguard_chains.decoding.specguard import VerifyWith
 from specguard_chains.evaluation.problems import load_problems
 from specguard_chains.evaluation.statistics import ratio_of_sums
 from specguard_chains.metrics import Metrics
 from specguard_chains.options import SpecGuardOptions
 
-OFF = {"early_rejection": False, "salvage": False}
+OFF = {"early_rejection": False, "salvage": False, "patience": 0}
+BOTH = OFF | {"early_rejection": True, "salvage": True}
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": OFF,
     "early rejection": OFF | {"early_rejection": True},
     "salvage": OFF | {"salvage": True},
-    "both": {},
-    "both, patience 1": {"patience": 1},
-    "both, patience 2": {"patience": 2},
-    "both, hand back 8": {"hand_back": 8},
+    "both": BOTH,
+    "both, patience 1": BOTH | {"patience": 1},
+    "both, patience 2": BOTH | {"patience": 2},
+    "both, hand back 8": BOTH | {"hand_back": 8},
     "target": {"decoder": "target"},
 }
 EXACT = ("early rejection", "salvage", "both")
@@ -49,6 +52,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=400)
     parser.add_argument("--threshold", type=float, default=SpecGuardOptions().threshold)
     parser.add_argument("--confidence-weight", type=float)
+    parser.add_argument("--verify-with", choices=get_args(VerifyWith))
     parser.add_argument("--pair", default=SpecGuardOptions().pair)
     parser.add_argument("--draft")
     parser.add_argument("--target")
@@ -63,8 +67,9 @@ def main() -> None:
         "n_ctx": 2048,
         "temperature": 0,
     }
-    if arguments.confidence_weight is not None:
-        common["confidence_weight"] = arguments.confidence_weight
+    for name in ("confidence_weight", "verify_with"):
+        if (value := getattr(arguments, name)) is not None:
+            common[name] = value
     decoders = {
         name: assemble(SpecGuardOptions(**(common | changed))) for name, changed in VARIANTS.items()
     }

@@ -16,11 +16,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from typing import Any
+from typing import Any, get_args
 
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 
 from specguard_chains import ChatSpecGuard
+from specguard_chains.decoding.specguard import VerifyWith
 from specguard_chains.models import DEFAULT_PAIR
 
 SYSTEM = (
@@ -82,6 +83,8 @@ def main() -> None:
     parser.add_argument("--n-ctx", type=int, default=512)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--confidence-weight", type=float, default=0.3, help="1 reads no attention")
+    parser.add_argument("--verify-with", choices=get_args(VerifyWith), default="draft")
+    parser.add_argument("--patience", type=int, default=0)
     arguments = parser.parse_args()
 
     def model(max_parallel: int) -> ChatSpecGuard:
@@ -91,6 +94,8 @@ def main() -> None:
             target=arguments.target,
             decoder=arguments.decoder,
             confidence_weight=arguments.confidence_weight,
+            verify_with=arguments.verify_with,
+            patience=arguments.patience,
             num_candidates=1,
             temperature=0,
             max_tokens=arguments.tokens,

@@ -13,7 +13,8 @@ QUESTION = "How much does express delivery cost, and how long does a usual parce
 
 
 def main() -> None:
-    llm = ChatSpecGuard(temperature=0, max_tokens=80)
+    attention = {"verify_with": "draft", "confidence_weight": 0.3}  # by default none is read
+    llm = ChatSpecGuard(temperature=0, max_tokens=80, **attention)
     messages = [
         SystemMessage("Answer in one or two short sentences from the user's passages."),
         HumanMessage("\n\n".join([*PASSAGES, QUESTION])),

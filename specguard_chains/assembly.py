@@ -16,7 +16,6 @@ from specguard_chains.decoding.calibration import Calibration
 from specguard_chains.decoding.decoder import Decoder
 from specguard_chains.decoding.engine import Engine
 from specguard_chains.decoding.grounding import GroundingSpec
-from specguard_chains.decoding.pacing import Patience
 from specguard_chains.decoding.rewards import TextReward
 from specguard_chains.decoding.rivals import (
     AcceptAll,
@@ -36,7 +35,7 @@ from specguard_chains.errors import ConfigurationError
 from specguard_chains.loaded import Loaded
 from specguard_chains.models import Progress, find_pair
 from specguard_chains.models.cache import no_progress
-from specguard_chains.options import SpecGuardOptions
+from specguard_chains.options import SPECGUARD, SpecGuardOptions
 from specguard_chains.rewards import is_value_head, required_reward, reward, value_head
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def _writer(options: SpecGuardOptions, *needed: Engine) -> Decoder:
     draft, target = needed
     if options.method == "speculative":
         return SpeculativeDecoder(draft, target, options.speculation(), shape)
-    if options.method in ("specguard", "specguard-greedy"):
+    if options.method in SPECGUARD:
         return _specguard(options, draft, target, shape)
     selects = options.method in SELECTING
     return SpecGuardDecoder(
@@ -87,7 +86,7 @@ def _writer(options: SpecGuardOptions, *needed: Engine) -> Decoder:
         select=_selector(options),
         shape=shape,
         salvage=options.salvage,
-        patience=_patience(options),
+        patience=options.pacing(),
     )
 
 
@@ -164,13 +163,8 @@ def _specguard(
         early_rejection=options.early_rejection,
         salvage=options.salvage,
         hand_back=options.hand_back,
-        patience=_patience(options),
+        patience=options.pacing(),
     )
-
-
-def _patience(options: SpecGuardOptions) -> Patience | None:
-    """Return when the decoders that judge steps stop drafting."""
-    return Patience(options.patience, options.pause_steps) if options.patience else None
 
 
 def unload() -> None:
@@ -216,9 +210,7 @@ def load_engine(
         n_ctx=options.n_ctx,
         n_threads=options.n_threads,
         n_gpu_layers=options.n_gpu_layers,
-        max_candidates=max(
-            options.num_candidates, options.num_target_candidates, _leaves(options)
-        ),
+        max_candidates=max(options.num_candidates, options.num_target_candidates, _leaves(options)),
         candidate_tokens=options.max_step_tokens,
         attention=reader is not None and (both or reader == source),
         attention_layers=options.grounding_layers,

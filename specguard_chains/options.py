@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from specguard_chains.decoding.decoder import CriticalSteps
 from specguard_chains.decoding.grounding import GroundingForm
+from specguard_chains.decoding.pacing import Patience
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.speculation import Children, Speculation
 from specguard_chains.decoding.steps import Source
@@ -30,6 +31,10 @@ DecoderName = Literal[
     "random",
     "length",
 ]
+
+SPECGUARD = ("specguard", "specguard-greedy")
+PATIENCE = 1
+"""SpecGuard's own, unless another is given."""
 
 TOOL_INSTRUCTION = (
     "Call a tool only if you need its result to answer. When the results that you need are there, "
@@ -106,8 +111,9 @@ class SpecGuardOptions(BaseModel):
     hand_back: int | None = Field(default=None, ge=1)
     """After a rejection the target writes only so many tokens beyond what the draft had written,
     and the draft goes on, as with a new step; by default the target finishes the step."""
-    patience: int = Field(default=1, ge=0)
-    """After so many rejected steps in a row the target goes on without a draft; 0 always drafts."""
+    patience: int | None = Field(default=None, ge=0)
+    """After so many rejected steps in a row the target goes on without a draft; 0 always drafts. By
+    default 1, and 0 in the methods to compare with."""
     pause_steps: int = Field(default=4, ge=1)
     """How many steps it then writes before one is drafted again; doubled if that one is rejected,
     too."""
@@ -188,6 +194,12 @@ class SpecGuardOptions(BaseModel):
             top_k=self.top_k,
             min_p=self.min_p,
         )
+
+    def pacing(self) -> Patience | None:
+        """Return when the target goes on without a draft; None is never."""
+        usual = PATIENCE if self.method in SPECGUARD else 0
+        rejections = usual if self.patience is None else self.patience
+        return Patience(rejections, self.pause_steps) if rejections else None
 
     @field_validator("speculative_tree")
     @classmethod

@@ -63,12 +63,13 @@ def calibrate(
 def _load(options: SpecGuardOptions) -> SpecGuardDecoder:
     """Return the pair's decoder, with bounds that do not matter.
 
-    Without them the ones that are being replaced would be read, and missed or found broken.
+    Without them the ones that are being replaced would be read, and missed or found broken. Where
+    attention is shown it is read, so that one file has the bounds for every confidence_weight.
     """
     with TemporaryDirectory() as folder:
         unused = Path(folder) / "unused.json"
         FALLBACK.save(unused)
-        changes = {"calibration": str(unused), "num_candidates": 1}
+        changes = {"calibration": str(unused), "num_candidates": 1, "confidence_weight": 0.5}
         decoder = load(options.model_copy(update=changes))
     assert isinstance(decoder, SpecGuardDecoder)
     return decoder

@@ -154,6 +154,8 @@ def _arm(wording: _Wording, shared: SpecGuardOptions, known: Mapping[str, Arm]) 
     given = _given(shared) | _read_settings(wording.label, wording.settings)
     if wording.name in GREEDY:
         given = {"temperature": 0.0} | given
+    if oracle:  # it judges every step, and by no signal of theirs
+        given = {"patience": 0, "verify_with": "draft"} | given
     given["decoder"] = "specguard-greedy" if oracle else wording.name
     return Arm(wording.label, _options(wording.label, given), oracle=oracle)
 
@@ -179,8 +181,10 @@ def _control(wording: _Wording, shared: SpecGuardOptions, known: Mapping[str, Ar
         "decoder": name,
         "temperature": controlled.options.sampling().temperature,
     }
+    if (pacing := controlled.options.pacing()) is not None:  # pauses as often at the same rate
+        given["patience"] = pacing.rejections
     if controlled.options.method in ONE_CANDIDATE:
-        given["num_candidates"] = 1
+        given |= {"num_candidates": 1, "num_target_candidates": 1}
     given |= _read_settings(wording.label, own)
     return Arm(wording.label, _options(wording.label, given), controls=controlled.label)
 

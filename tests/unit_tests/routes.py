@@ -27,6 +27,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from specguard_chains import ChatSpecGuard
 from specguard_chains.callbacks import EVENT
 from specguard_chains.llm import SpecGuardLLM
+from tests.paper import PAPER
 from tests.toy_engine import ToyEngine, scripted_policy
 
 # Models
@@ -47,7 +48,7 @@ def llm(**options: Any) -> SpecGuardLLM:
 def _pair() -> dict[str, Any]:
     draft = ToyEngine(scripted_policy(*STEPS, logprobs=[-0.01, -4.0]), name="toy-draft")
     target = ToyEngine(scripted_policy(*STEPS), name="toy-target")
-    settings = {"confidence_weight": 1.0, "threshold": 0.5, "num_candidates": 1}
+    settings = PAPER | {"confidence_weight": 1.0, "threshold": 0.5, "num_candidates": 1}
     return {"draft": draft, "target": target, **settings}
 
 

@@ -15,12 +15,14 @@ from specguard_chains.calibrations.fitting import fit, read_questions
 from specguard_chains.decoding.baselines import SoloDecoder
 from specguard_chains.decoding.calibration import Bounds, Calibration
 from specguard_chains.decoding.grounding import GroundingSpec
+from specguard_chains.decoding.pacing import Patience
 from specguard_chains.decoding.selection import HashedNgrams
 from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.decoding.steps import Source
 from specguard_chains.decoding.verification import EnsembleVerifier
 from specguard_chains.errors import CalibrationError, ConfigurationError, ModelNotFoundError
 from specguard_chains.options import SpecGuardOptions
+from tests.paper import PAPER
 from tests.toy_engine import ToyEngine, random_policy, scripted_policy
 
 BOUNDS = Calibration(confidence=Bounds(low=-3, high=0), grounding=Bounds(low=0, high=1))
@@ -87,16 +89,24 @@ def test_a_file_is_loaded_once_in_a_process(loaded: list[dict[str, Any]]) -> Non
 
 
 def test_only_the_model_that_is_read_gives_attention(loaded: list[dict[str, Any]]) -> None:
-    assemble(options())
+    assemble(options(**PAPER))
     assert [settings["attention"] for settings in loaded] == [True, False]
-    assemble(options(verify_with="target"))
+    assemble(options(**PAPER | {"verify_with": "target"}))
     assert [settings["attention"] for settings in loaded[2:]] == [False, True]
-    assemble(options(confidence_weight=1))
+    assemble(options(**PAPER | {"confidence_weight": 1}))
     assert [settings["attention"] for settings in loaded[4:]] == []  # both are loaded without
 
 
+def test_by_default_no_attention_is_read(loaded: list[dict[str, Any]]) -> None:
+    decoder = assemble(options())
+    assert isinstance(decoder, SpecGuardDecoder)
+    assert not decoder.verifier.needs_grounding
+    assert decoder.verify_with == "target"
+    assert [settings["attention"] for settings in loaded] == [False, False]
+
+
 def test_one_file_in_both_roles_is_one_engine(loaded: list[dict[str, Any]]) -> None:
-    decoder = assemble(options(target="d.gguf", verify_with="target"))
+    decoder = assemble(options(target="d.gguf", **PAPER | {"verify_with": "target"}))
     assert len(decoder.engines) == len(loaded) == 1
     assert loaded[0]["attention"]
 
@@ -160,8 +170,12 @@ def test_ones_own_bounds_are_found_by_models_and_signals() -> None:
     folder = calibrations.own_folder()
     folder.mkdir(parents=True)
     BOUNDS.save(folder / calibrations.file_name("d", "t", "draft", GroundingSpec()))
-    for given, expected in (({}, "calibrated"), ({"grounding": "dense"}, "fallback")):
-        decoder = assemble(options(**toy_pair(), **given))
+    for given, expected in (
+        ({}, "calibrated"),
+        ({"grounding": "dense"}, "fallback"),
+        ({"verify_with": "target"}, "fallback"),
+    ):
+        decoder = assemble(options(**toy_pair(), **PAPER | given))
         assert isinstance(decoder, SpecGuardDecoder)
         assert isinstance(decoder.verifier, EnsembleVerifier)
         assert decoder.verifier.calibration.source == expected
@@ -191,7 +205,7 @@ def test_an_encoder_can_be_a_function() -> None:
 
 def test_bounds_are_fitted_to_the_drafts_own_steps() -> None:
     draft = ToyEngine(scripted_policy("one\n\n", "two\n\n", "three", logprobs=[-0.5, -1.0, -1.5]))
-    decoder = assemble(options(draft=draft, target=ToyEngine(random_policy(2))))
+    decoder = assemble(options(draft=draft, target=ToyEngine(random_policy(2)), **PAPER))
     assert isinstance(decoder, SpecGuardDecoder)
     seen = []
     fitted = fit(decoder, ["q", "r"], on_step=lambda problem, step: seen.append(problem))
@@ -220,9 +234,89 @@ def test_questions_are_read_line_by_line(tmp_path: Path) -> None:
             list(read_questions(path))
 
 
-def test_the_target_cannot_decide_in_doubt_that_never_is() -> None:
-    with pytest.raises(ConfigurationError, match=r"target_confidence=-0\.5.*set doubt_margin"):
-        assemble(options(**toy_pair(), target_confidence=-0.5))
-    decoder = assemble(options(**toy_pair(), target_confidence=-0.5, doubt_margin=0.1))
-    assert (decoder.target_confidence, decoder.one_first) == (-0.5, False)
-    assert assemble(options(**toy_pair(), doubt_margin=0.1)).one_first
+@pytest.mark.parametrize(
+    ("given", "one_first", "margin"),
+    [
+        ({}, True, 0.1),
+        ({"doubt_margin": 0.3}, True, 0.3),
+        ({"doubt_margin": 0}, True, 0.0),
+        ({"doubt_margin": 1}, False, 0.0),
+        ({"num_candidates": 1}, False, 0.0),
+        ({"temperature": 0}, False, 0.0),
+        ({"decoder": "specguard-greedy"}, False, 0.0),
+        ({"target_confidence": -0.5}, False, 0.1),
+        ({"target_confidence": -0.5, "decoder": "specguard-greedy"}, False, 0.1),
+    ],
+    ids=str,
+)
+def test_there_is_doubt_only_where_it_changes_something(
+    given: dict[str, Any], one_first: bool, margin: float
+) -> None:
+    """Else early rejection would go on drafting what is nearer to the threshold than the margin."""
+    decoder = assemble(options(**toy_pair(), **given))
+    assert isinstance(decoder, SpecGuardDecoder)
+    assert isinstance(decoder.verifier, EnsembleVerifier)
+    assert decoder.one_first == one_first
+    assert decoder.verifier.doubt_margin == margin
+    assert decoder.target_confidence == given.get("target_confidence")
+
+
+@pytest.mark.parametrize("decoder", ["specguard", "specguard-greedy"])
+def test_greedy_decoders_reject_early_at_the_threshold_itself(decoder: str) -> None:
+    assembled = assemble(options(**toy_pair(), decoder=decoder, temperature=0, threshold=0.5))
+    assert isinstance(assembled, SpecGuardDecoder)
+    assert isinstance(assembled.verifier, EnsembleVerifier)
+    bounds = assembled.verifier.calibration.confidence
+    middle = (bounds.low + bounds.high) / 2
+    assert assembled.verifier.can_accept(middle + 1e-3, None)
+    assert not assembled.verifier.can_accept(middle - 1e-3, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "drafts", "rewrites"),
+    [
+        ({}, 4, 1),
+        ({"num_candidates": 3, "num_target_candidates": 2}, 3, 2),
+        ({"num_target_candidates": 8, "temperature": 0}, 1, 1),
+        ({"decoder": "rsd", "num_target_candidates": 8}, 1, 1),
+        ({"decoder": "selector", "num_target_candidates": 8}, 4, 8),
+    ],
+    ids=str,
+)
+def test_each_model_has_its_own_number_of_candidates(
+    given: dict[str, Any], drafts: int, rewrites: int
+) -> None:
+    decoder = assemble(options(**toy_pair(), reward_model=lambda *_: 1.0, **given))
+    assert isinstance(decoder, SpecGuardDecoder)
+    assert (decoder.num_candidates, decoder.num_target_candidates) == (drafts, rewrites)
+
+
+def test_room_is_reserved_for_the_candidates_of_either_model(loaded: list[dict[str, Any]]) -> None:
+    assemble(options(num_candidates=2, num_target_candidates=6))
+    assert [settings["max_candidates"] for settings in loaded] == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("decoder", "usual"),
+    [
+        ("specguard", Patience(1, 4)),
+        ("specguard-greedy", Patience(1, 4)),
+        *((name, None) for name in ("rsd", "specreason", "selector", "random", "length")),
+    ],
+)
+def test_only_specguard_pauses_unless_patience_is_given(
+    decoder: str, usual: Patience | None
+) -> None:
+    """The methods to compare with are those that were published."""
+
+    def pacing(**given: Any) -> Patience | None:
+        chosen = options(**toy_pair(), decoder=decoder, reward_model=lambda *_: 1.0, **given)
+        assembled = assemble(chosen)
+        assert isinstance(assembled, SpecGuardDecoder)
+        return assembled.patience
+
+    assert pacing() == usual
+    assert pacing(pause_steps=7) == (usual and Patience(1, 7))
+    assert pacing(patience=0) is None
+    for rejections in (1, 3):
+        assert pacing(patience=rejections, pause_steps=2) == Patience(rejections, 2)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from specguard_chains.decoding.pacing import Patience
 from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation.arms import Arm, parse_arms
@@ -75,6 +76,38 @@ def test_a_control_drafts_as_what_it_controls() -> None:
         assert getattr(control, name) == getattr(controlled, name)
     greedy = arms("specguard-greedy:temperature=0.9,random@specguard-greedy:temperature=0.9")
     assert greedy["random@specguard-greedy:temperature=0.9"].options.sampling().greedy
+
+
+@pytest.mark.parametrize("name", ["random", "length"])
+def test_a_control_pauses_as_what_it_controls(name: str) -> None:
+    """Patience is SpecGuard's own by default; its controls draft as it does."""
+
+    def pacing(listed: str, **shared: Any) -> dict[str, Patience | None]:
+        return {label: arm.options.pacing() for label, arm in arms(listed, **shared).items()}
+
+    listed = f"draft,x=specguard-greedy,y=rsd,{name}@x,{name}@y"
+    usual = pacing(listed)
+    assert usual[f"{name}@x"] == usual["x"] == Patience(1, 4)
+    assert usual[f"{name}@y"] is usual["y"] is None
+    assert set(pacing(listed, patience=0).values()) == {None}
+    own = pacing(f"draft,x=specguard:patience=3:pause_steps=2,y=rsd:patience=1,{name}@x,{name}@y")
+    assert own[f"{name}@x"] == own["x"] == Patience(3, 2)
+    assert own[f"{name}@y"] == own["y"] == Patience(1, 4)
+    less = pacing(f"draft,x=specguard,{name}@x:patience=2")
+    assert (less["x"], less[f"{name}@x:patience=2"]) == (Patience(1, 4), Patience(2, 4))
+
+
+def test_a_control_of_one_candidate_rewrites_with_one() -> None:
+    parsed = arms("draft,x=rsd:temperature=0.5,random@x", num_target_candidates=4)
+    control = parsed["random@x"].options
+    assert (control.num_candidates, control.num_target_candidates) == (1, 1)
+
+
+def test_the_oracle_judges_every_step_and_reads_none() -> None:
+    parsed = arms("oracle,o=oracle:patience=2")
+    assert parsed["oracle"].options.pacing() is None
+    assert parsed["oracle"].options.verify_with == "draft"
+    assert parsed["o"].options.pacing() == Patience(2, 4)
 
 
 def test_a_control_names_the_longest_label_and_may_have_settings_of_its_own() -> None:

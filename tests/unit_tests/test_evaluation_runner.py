@@ -141,7 +141,13 @@ def test_the_settings_are_recorded(tmp_path: Path) -> None:
         80,
         2,
     )
-    shared = {"confidence_weight": 1.0, "threshold": 0.76}
+    shared = {
+        "verify_with": "draft",
+        "threshold": 0.76,
+        "num_target_candidates": 2,
+        "doubt_margin": 1.0,
+        "patience": 0,
+    }
     assert told["arms"]["specguard:num_candidates=2"] == shared | {"num_candidates": 2}
     assert told["arms"]["target"] == shared | {"decoder": "target", "temperature": 0.0}
     assert {"version", "pair", "python", "platform", "started"} <= set(told)

@@ -7,6 +7,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.boundaries import Boundary
 from specguard_chains.decoding.calibration import Bounds, Calibration
 from specguard_chains.decoding.decoder import Request
@@ -18,7 +19,7 @@ from specguard_chains.decoding.specguard import SpecGuardDecoder, VerifyWith
 from specguard_chains.decoding.steps import Step, Verdict
 from specguard_chains.decoding.trail import LONG, Row, Trail
 from specguard_chains.decoding.verification import EnsembleVerifier
-from tests.toy_engine import ToyEngine, random_policy, scripted_policy
+from tests.toy_engine import ANSWER, ToyEngine, one_hot, random_policy, scripted_policy
 
 GREEDY, DRAWN = Sampling(temperature=0), Sampling(temperature=1, top_p=1)
 PROMPT = Prompt(text="question")
@@ -227,3 +228,34 @@ def test_the_target_reads_a_step_while_it_is_drafted_and_stops_it() -> None:
     assert stopped.tokens.target_read == prompt + 2 * LOOK_TOKENS - 19
     assert stopped.score is not None
     assert stopped.score < 0.5
+
+
+def doubting(at: int) -> ToyEngine:
+    """A draft that finds one of its tokens less likely than even, and no other."""
+    written = b"a" * 30 + b".\n\n"
+
+    def policy(tokens: tuple[int, ...]) -> FloatArray:
+        place = len(tokens) - 1 - tokens.index(ANSWER) if ANSWER in tokens else 0
+        return one_hot(written[place % len(written)], -2.0 if place == at else -0.01)
+
+    return ToyEngine(policy)
+
+
+@pytest.mark.parametrize(
+    ("at", "looks"), [(1, [4, 20]), (3, [4, 20]), (4, [5, 21]), (17, [16, 20]), (99, [16, 32])]
+)
+def test_a_step_is_looked_at_soon_after_a_token_that_the_draft_doubts(
+    at: int, looks: list[int]
+) -> None:
+    """Every 16 tokens, but after 4 if one of them is unlikely, or at once behind more of them."""
+    seen: list[int] = []
+
+    def look(step: Candidate) -> bool:
+        seen.append(len(step.tokens))
+        return True
+
+    session = doubting(at).open(Prompt(text="question"))
+    (step,) = session.sample(1, Boundary(), GREEDY, seed=[1], look=look)
+    assert seen == looks
+    (without,) = doubting(at).open(Prompt(text="question")).sample(1, Boundary(), GREEDY, seed=[1])
+    assert step.tokens == without.tokens

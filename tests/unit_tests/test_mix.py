@@ -29,6 +29,7 @@ from specguard_chains.decoding.verification import EnsembleVerifier
 from specguard_chains.engines import kind_of
 from specguard_chains.errors import ConfigurationError
 from specguard_chains.options import SpecGuardOptions
+from tests.paper import PAPER
 from tests.toy_engine import ToyEngine, random_policy, scripted_policy
 
 CALIBRATION = Calibration(
@@ -105,7 +106,12 @@ URL = "openai://127.0.0.1:8000/large"
 def test_engines_get_what_concerns_them(loaded: list[dict[str, Any]]) -> None:
     assemble(
         SpecGuardOptions(
-            draft="org/small", target=URL, api_key=SecretStr("sesame"), n_threads=3, max_retries=7
+            draft="org/small",
+            target=URL,
+            api_key=SecretStr("sesame"),
+            n_threads=3,
+            max_retries=7,
+            **PAPER,
         )
     )
     draft, target = loaded
@@ -143,7 +149,8 @@ def test_attention_is_asked_of_a_model_that_can_show_it(loaded: list[dict[str, A
     ):
         engines.unload()
         loaded.clear()
-        assemble(SpecGuardOptions(draft=draft, target=target, verify_with=verify_with))
+        paper = PAPER | {"verify_with": verify_with}
+        assemble(SpecGuardOptions(draft=draft, target=target, **paper))
         asked = [settings["name"] for settings in loaded if settings.get("attention")]
         assert [name.removeprefix(f"{Path.cwd()}/") for name in asked] == readers
 
@@ -192,9 +199,10 @@ def test_grounding_can_come_from_the_other_model() -> None:
 
 
 def test_confidence_of_the_target_and_grounding_of_the_draft() -> None:
-    steps = decode(toy(1), toy(2, attention=False), verify_with="target", grounding_from="draft")
-    of_target = decode(toy(1), toy(2), verify_with="target")
-    of_draft = decode(toy(1), toy(2), early_rejection=False)
+    pair, whole = (toy(1), toy(2, attention=False)), {"early_rejection": False}
+    steps = decode(*pair, verify_with="target", grounding_from="draft", **whole)
+    of_target = decode(toy(1), toy(2), verify_with="target", **whole)
+    of_draft = decode(toy(1), toy(2), **whole)
     assert steps[0].confidence == of_target[0].confidence
     assert steps[0].grounding == of_draft[0].grounding
 
@@ -220,7 +228,11 @@ def test_without_any_attention_confidence_decides_and_the_metrics_say_so(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         model = ChatSpecGuard(
-            draft=toy(1, attention=False), target=toy(2, attention=False), max_tokens=60, seed=1
+            draft=toy(1, attention=False),
+            target=toy(2, attention=False),
+            max_tokens=60,
+            seed=1,
+            **PAPER,
         )
         message = model.invoke("question")
     assert "confidence alone" in caplog.text
@@ -248,9 +260,9 @@ def test_the_metrics_name_the_model_whose_attention_was_read(
     model = ChatSpecGuard(
         draft=toy(1, attention=attentive != "target"),
         target=toy(2, attention=attentive != "draft"),
-        verify_with=verify_with,
         max_tokens=60,
         seed=1,
+        **PAPER | {"verify_with": verify_with},
     )
     metrics = model.invoke("question").response_metadata["specguard"]
     assert metrics["confidence_from"] == verify_with
@@ -260,7 +272,7 @@ def test_the_metrics_name_the_model_whose_attention_was_read(
 
 def test_bounds_belong_to_whose_signals_they_are() -> None:
     draft, target = toy(1, attention=False, name="org/d"), toy(2, name="t")
-    decoder = assemble(SpecGuardOptions(draft=draft, target=target, calibration=None))
+    decoder = assemble(SpecGuardOptions(draft=draft, target=target, calibration=None, **PAPER))
     assert isinstance(decoder, SpecGuardDecoder)
     fitted = fit(decoder, ["q", "r", "s"], max_tokens=40)
     assert fitted.verify_with == "draft+target"
@@ -268,7 +280,7 @@ def test_bounds_belong_to_whose_signals_they_are() -> None:
     assert "/" not in name
     calibrations.own_folder().mkdir(parents=True)
     fitted.save(calibrations.own_folder() / name)
-    again = assemble(SpecGuardOptions(draft=draft, target=target))
+    again = assemble(SpecGuardOptions(draft=draft, target=target, **PAPER))
     assert isinstance(again, SpecGuardDecoder)
     assert isinstance(again.verifier, EnsembleVerifier)
     assert again.verifier.calibration == fitted
@@ -276,7 +288,7 @@ def test_bounds_belong_to_whose_signals_they_are() -> None:
 
 def test_bounds_of_confidence_alone_are_none_of_grounding() -> None:
     draft, target = toy(1, attention=False), toy(2, attention=False)
-    decoder = assemble(SpecGuardOptions(draft=draft, target=target))
+    decoder = assemble(SpecGuardOptions(draft=draft, target=target, **PAPER))
     assert isinstance(decoder, SpecGuardDecoder)
     fitted = fit(decoder, ["q", "r", "s"], max_tokens=40)
     assert fitted.confidence.low < fitted.confidence.high
@@ -289,12 +301,15 @@ def test_bounds_of_confidence_alone_are_none_of_grounding() -> None:
     assert calibrations.find("d", "t", "draft", "draft", spec).source == "fallback"
 
 
-def test_bounds_of_both_signals_serve_confidence_alone() -> None:
+@pytest.mark.parametrize("kind", ["draft", "draft+target"])
+def test_bounds_of_both_signals_serve_confidence_alone(kind: str) -> None:
+    """Whoever the grounding beside it came from."""
     spec = GroundingSpec()
     folder = calibrations.own_folder()
     folder.mkdir(parents=True)
-    CALIBRATION.save(folder / calibrations.file_name("d", "t", "draft", spec))
+    CALIBRATION.save(folder / calibrations.file_name("d", "t", kind, spec))
     assert calibrations.find("d", "t", "draft", None, spec) == CALIBRATION
+    assert calibrations.find("d", "t", "target", None, spec).source == "fallback"
 
 
 def test_whoever_waits_for_a_server_holds_up_no_other_model() -> None:

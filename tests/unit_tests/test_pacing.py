@@ -106,6 +106,37 @@ def test_further_candidates_are_drafted_only_in_doubt() -> None:
     }
 
 
+@pytest.mark.parametrize("rewrites", [None, 1, 3])
+def test_the_target_has_a_number_of_candidates_of_its_own(rewrites: int | None) -> None:
+    never = EnsembleVerifier(CALIBRATION, threshold=1.0)
+    steps = answer(1, never, num_candidates=3, num_target_candidates=rewrites)
+    assert {step.num_candidates for step in steps} == {3}
+    usual = answer(1, never, num_candidates=3)
+    if rewrites == 1:
+        written = sum(step.tokens.regenerated for step in steps)
+        assert written == sum(step.answer_tokens for step in steps)
+        assert written < sum(step.tokens.regenerated for step in usual)
+    else:
+        assert [step.text for step in steps] == [step.text for step in usual]
+
+
+@pytest.mark.parametrize("wrong", [0, -1])
+def test_the_target_needs_a_candidate(wrong: int) -> None:
+    verifier = EnsembleVerifier(CALIBRATION)
+    with pytest.raises(ConfigurationError, match=f"num_target_candidates must be .* not {wrong}"):
+        answer(0, verifier, num_target_candidates=wrong)
+
+
+def test_each_model_needs_room_for_its_own_candidates_only() -> None:
+    small, large = ToyEngine(random_policy(1)), ToyEngine(random_policy(2))
+    large.capabilities = replace(large.capabilities, max_candidates=1)
+    verifier = EnsembleVerifier(CALIBRATION)
+    SpecGuardDecoder(small, large, verifier, num_candidates=4, num_target_candidates=1)
+    for given in ({"num_target_candidates": 2}, {"num_target_candidates": None}):
+        with pytest.raises(ConfigurationError, match="is more than the 1 that"):
+            SpecGuardDecoder(small, large, verifier, num_candidates=4, **given)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_early_rejection_changes_no_text_where_one_candidate_comes_first(seed: int) -> None:
     verifier = EnsembleVerifier(CALIBRATION, threshold=0.6, doubt_margin=0.1)

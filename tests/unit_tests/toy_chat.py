@@ -3,6 +3,7 @@
 from typing import Any
 
 from specguard_chains import ChatSpecGuard
+from tests.paper import PAPER
 from tests.toy_engine import Policy, ToyEngine, random_policy, scripted_policy
 
 STEPS = ("One a.\n\n", "Two b.\n\n", "Three c.")
@@ -37,9 +38,7 @@ def pair(**options: Any) -> ChatSpecGuard:
     return ChatSpecGuard(
         draft=ToyEngine(draft, name="toy-draft"),
         target=ToyEngine(target, name="toy-target"),
-        confidence_weight=1.0,
-        threshold=0.5,
-        **options,
+        **{**PAPER, "confidence_weight": 1.0, "threshold": 0.5, **options},
     )
 
 

@@ -16,6 +16,7 @@ from specguard_chains.evaluation.results import Result
 from specguard_chains.evaluation.runner import Plan, Runner
 from specguard_chains.evaluation.settings import RunSettings
 from specguard_chains.options import SpecGuardOptions
+from tests.paper import PAPER
 from tests.toy_engine import ANSWER, Policy, ToyEngine, random_policy
 
 ARMS = "target,draft,specguard-greedy,specguard:num_candidates=2"
@@ -45,6 +46,8 @@ def options(*, delay_s: float = 0.0, **more: Any) -> SpecGuardOptions:
         "draft": ToyEngine(by_question(1), name="toy draft", delay_s=delay_s),
         "target": ToyEngine(by_question(2), name="toy target", delay_s=delay_s),
         "max_tokens": 80,
+        **PAPER,
+        "num_target_candidates": 2,
         "confidence_weight": 1.0,
         "threshold": 0.76,
         "seed": 3,
