@@ -19,6 +19,7 @@ pytestmark = pytest.mark.integration
 
 COMMAND = [sys.executable, "-c", "from specguard_chains.cli import main; main()"]
 PAIR = ["--pair", "smollm2-135m", "--n-ctx", "1024", "--n-threads", "2"]
+PAPER = ["--verify-with", "draft", "--confidence-weight", "0.3", "--patience", "0"]
 TIMEOUT_S = 300
 
 
@@ -51,7 +52,7 @@ def ask(question: str, *flags: str) -> list[dict[str, Any]]:
 
 
 def test_ask_streams_steps_and_a_result() -> None:
-    *steps, last = ask("What is 3 + 4?", "--max-tokens", "24", "--seed", "1")
+    *steps, last = ask("What is 3 + 4?", "--max-tokens", "24", "--seed", "1", *PAPER)
     assert last["text"] == "".join(step["text"] for step in steps) != ""
     assert last["usage"]["output_tokens"] <= 24
     assert last["metrics"]["draft_tokens_read"] > 0

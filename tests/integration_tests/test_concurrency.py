@@ -20,6 +20,7 @@ from specguard_chains.assembly import assemble, unload
 from specguard_chains.decoding.local import LocalSession
 from specguard_chains.errors import DecodingTimeoutError
 from specguard_chains.messages import STEPS_KEY
+from tests.paper import PAPER
 
 pytestmark = pytest.mark.integration
 
@@ -33,7 +34,9 @@ def chat(**options: Any) -> ChatSpecGuard:
         "pair": "smollm2-135m",
         "n_ctx": 512,
         "n_threads": 1,
+        **PAPER,
         "num_candidates": 2,
+        "num_target_candidates": 2,
         "max_step_tokens": 2,
         "max_tokens": 6,
         "threshold": 0.5,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -23,11 +24,16 @@ from specguard_chains.decoding.steps import Judgement, Source, Verdict
 from specguard_chains.decoding.verification import Situation
 from specguard_chains.errors import ContextOverflowError
 from specguard_chains.options import SpecGuardOptions
+from tests.paper import PAPER
 
 pytestmark = pytest.mark.integration
 
 QUESTION = "A box holds 12 pencils. Tom buys 4 boxes and gives 9 pencils away. How many are left?"
-GREEDY: dict[str, Any] = {"decoder": "specguard-greedy", "num_candidates": 1, "n_ctx": 1024}
+GREEDY: dict[str, Any] = PAPER | {
+    "decoder": "specguard-greedy",
+    "num_candidates": 1,
+    "n_ctx": 1024,
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,7 +52,8 @@ class Recorder(BaseCallbackHandler):
 
 
 def test_a_chain_answers_and_reports_every_step() -> None:
-    llm = ChatSpecGuard(num_candidates=2, n_ctx=1024, max_tokens=80, seed=1)
+    two = PAPER | {"num_candidates": 2, "num_target_candidates": 2}
+    llm = ChatSpecGuard(**two, n_ctx=1024, max_tokens=80, seed=1)
     prompt = ChatPromptTemplate([("system", "Reason step by step."), ("user", "{question}")])
     recorder = Recorder([])
     answer = (prompt | llm | StrOutputParser()).invoke(
@@ -59,6 +66,19 @@ def test_a_chain_answers_and_reports_every_step() -> None:
         assert step["confidence"] <= 0
         assert step["verdict"] in ("accepted", "rejected")
         assert len(step["candidates"]) == 2
+
+
+def test_by_default_the_target_judges_and_nobody_reads_attention() -> None:
+    message = ChatSpecGuard(n_ctx=1024, max_tokens=80, seed=1).invoke(QUESTION)
+    metrics = message.response_metadata["specguard"]
+    assert (metrics["confidence_from"], metrics["grounding_from"]) == ("target", None)
+    assert metrics["calibrated"] is True, "the default pair's bounds ship with the package"
+    first, *others = message.additional_kwargs["specguard_steps"]
+    assert first["verdict"] in ("accepted", "rejected")
+    assert first["grounding"] is None
+    for before, step in pairwise([first, *others]):
+        assert step["paused"] or before["verdict"] != "rejected", "a pause follows a rejection"
+        assert (step["verdict"] == "unverified") == step["paused"]
 
 
 def test_metadata_and_usage_tell_what_the_answer_has_cost() -> None:

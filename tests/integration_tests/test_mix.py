@@ -18,6 +18,7 @@ from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.speculative import SpeculativeDecoder
 from specguard_chains.errors import ConfigurationError
 from tests.integration_tests.conftest import ModelPath
+from tests.paper import PAPER
 
 pytestmark = pytest.mark.integration
 
@@ -134,9 +135,8 @@ def test_a_pair_of_two_families_answers(draft: str, target: str, verify_with: An
         llm = ChatSpecGuard(
             draft=draft,
             target=target,
-            verify_with=verify_with,
+            **PAPER | {"verify_with": verify_with, "num_candidates": 2},
             threshold=0.45,
-            num_candidates=2,
             n_ctx=1024,
             seed=3,
             max_tokens=60,

@@ -21,6 +21,7 @@ from pydantic import SecretStr
 from specguard_chains import ChatSpecGuard
 from specguard_chains.assembly import unload
 from specguard_chains.errors import ServerAuthenticationError
+from tests.paper import PAPER
 
 URL = os.environ.get("SPECGUARD_VLLM_URL", "")
 LOCAL = "qwen2.5-coder-0.5b-instruct"
@@ -36,7 +37,9 @@ QUESTIONS = (
 )
 STEPWISE = "Reason step by step, with a blank line between steps: "
 OPTIONS: dict[str, Any] = {
+    **PAPER,
     "num_candidates": 2,
+    "num_target_candidates": 2,
     "n_ctx": 1024,
     "n_threads": 1,  # the server computes too
     "max_tokens": 64,
@@ -75,9 +78,9 @@ def answers(**models: Any) -> list[Answer]:
     It lies amid the scores of the answers' first steps, which are drafted alike under any
     threshold: one at least is accepted, and one rejected unless all scores are equal.
     """
-    accept_all = ChatSpecGuard(**OPTIONS, **models, threshold=0)
+    accept_all = ChatSpecGuard(**OPTIONS | models, threshold=0)
     scores = [first_step(accept_all, question)["score"] for question in QUESTIONS]
-    llm = ChatSpecGuard(**OPTIONS, **models, threshold=median_high(scores))
+    llm = ChatSpecGuard(**OPTIONS | models, threshold=median_high(scores))
     found = [answer(llm, question) for question in QUESTIONS]
     for one in found:
         check_steps(one)

@@ -11,6 +11,7 @@ import pytest
 from specguard_chains import ChatSpecGuard
 from specguard_chains.decoding.grounding import GroundingForm, GroundingSpec, Rollout
 from specguard_chains.messages import STEPS_KEY
+from tests.paper import PAPER
 from tests.toy_engine import ToyEngine, scripted_policy
 
 QUESTION = "What now?"
@@ -23,7 +24,7 @@ def test_peers_case_01_an_error_while_attention_is_read_is_raised(
     decoder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = ToyEngine(scripted_policy("One a.\n\n", "Two b."))
-    model = ChatSpecGuard(draft=engine, target=engine, decoder=decoder, calibration=None)
+    model = ChatSpecGuard(draft=engine, target=engine, decoder=decoder, calibration=None, **PAPER)
     expected = model.invoke(QUESTION).text
     for failing in ("absorb", "grounding", "commit"):
         with monkeypatch.context() as patch:
