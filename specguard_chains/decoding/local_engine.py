@@ -103,7 +103,7 @@ class LocalEngine(Tokenizer, ABC):
             )
             raise AttentionUnavailableError(
                 f"{self.name} does not give attention, which {needing}; load it with "
-                f"attention=True or {else_}"
+                f"attention=True, as a confidence_weight below 1 does, or {else_}"
             )
         if state_layer is not None and not self.capabilities.states:
             raise StatesUnavailableError(

@@ -29,7 +29,10 @@ VerifyWith = Literal["draft", "target"]
 
 @dataclass(frozen=True, slots=True)
 class SpecGuardDecoder:
-    """Draft -> select -> verify -> keep or regenerate -> emit."""
+    """Draft -> select -> verify -> keep or regenerate -> emit.
+
+    Its defaults are the paper's form; those of `SpecGuardOptions` follow what was measured.
+    """
 
     draft: Engine
     target: Engine
