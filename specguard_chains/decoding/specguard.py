@@ -73,7 +73,8 @@ class SpecGuardDecoder:
         if self.hand_back is not None and self.hand_back < 1:
             raise ConfigurationError(f"hand_back must be 1 or more tokens, not {self.hand_back}")
         check_candidates(self.draft, self.num_candidates, self.shape)
-        check_candidates(self.target, self._rewrites, self.shape)
+        asked = "num_target_candidates" if self.num_target_candidates else "num_candidates"
+        check_candidates(self.target, self._rewrites, self.shape, asked)
         if self.verify_with == "draft":
             _check_confidence(self.draft, self.verifier)
         else:
@@ -294,8 +295,10 @@ def _check_scoring(target: Engine, remedy: str) -> None:
         )
 
 
-def check_candidates(engine: Engine, n: int, shape: StepShape) -> None:
-    """Refuse what an engine has reserved no memory for.
+def check_candidates(
+    engine: Engine, n: int, shape: StepShape, asked: str = "num_candidates"
+) -> None:
+    """Refuse what an engine has reserved no memory for; `asked` is the option that asks for it.
 
     Raises:
         ConfigurationError: It cannot sample n candidate steps side by side.
@@ -303,7 +306,7 @@ def check_candidates(engine: Engine, n: int, shape: StepShape) -> None:
     has = engine.capabilities
     if n > has.max_candidates:
         raise ConfigurationError(
-            f"num_candidates={n} is more than the {has.max_candidates} that {engine.name} has "
+            f"{asked}={n} is more than the {has.max_candidates} that {engine.name} has "
             "room for; load it with a larger max_candidates"
         )
     reserved = has.max_candidate_tokens

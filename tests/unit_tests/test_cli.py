@@ -650,6 +650,7 @@ def test_calibrate_writes_where_it_is_looked_for(
     assert str(path) in result.stdout
     assert "2/2 problems" in result.stderr
     assert noisy_pair[0].num_candidates == 1
+    assert noisy_pair[0].confidence_weight < 1, "else there are no bounds of grounding"
 
 
 def test_calibrate_takes_other_problems_and_another_place(

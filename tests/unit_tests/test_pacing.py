@@ -132,9 +132,11 @@ def test_each_model_needs_room_for_its_own_candidates_only() -> None:
     large.capabilities = replace(large.capabilities, max_candidates=1)
     verifier = EnsembleVerifier(CALIBRATION)
     SpecGuardDecoder(small, large, verifier, num_candidates=4, num_target_candidates=1)
-    for given in ({"num_target_candidates": 2}, {"num_target_candidates": None}):
-        with pytest.raises(ConfigurationError, match="is more than the 1 that"):
-            SpecGuardDecoder(small, large, verifier, num_candidates=4, **given)
+    for rewrites, asked in ((2, "num_target_candidates=2"), (None, "num_candidates=4")):
+        with pytest.raises(ConfigurationError, match=rf"^{asked} is more than the 1 that"):
+            SpecGuardDecoder(
+                small, large, verifier, num_candidates=4, num_target_candidates=rewrites
+            )
 
 
 @pytest.mark.parametrize("seed", range(8))
