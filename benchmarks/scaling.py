@@ -4,6 +4,7 @@
     python benchmarks/scaling.py context     # seconds a token and memory behind longer prompts
     python benchmarks/scaling.py candidates  # seconds a step of 1, 2, 4 and 8 candidates
     python benchmarks/scaling.py steps       # seconds a token where steps are longer
+    python benchmarks/scaling.py restart     # seconds to the first step of a new process
     python benchmarks/scaling.py soak --minutes 30 --requests 4  # memory under lasting load
 
 Figures are medians over the rounds, in which the cases take turns. Steps are judged by the draft's
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +24,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from specguard_chains import ChatSpecGuard
+from specguard_chains.assembly import unload
 
 MESSAGE = (
     "A baker has {n} loaves of bread. She sells {m} of them in the morning and half of the rest in "
@@ -120,6 +123,38 @@ def steps(arguments: argparse.Namespace) -> None:
         print(f"{name:10} {1e3 * statistics.median(values):6.1f} ms a token")
 
 
+def restart(arguments: argparse.Namespace) -> None:
+    """Long system messages after a restart, with a folder of computed prompts and without.
+
+    The first round fills the folder. Loading the models is not counted: a short question does it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        cases = {
+            f"{lines} lines, {name}": lambda lines=lines, where=where: after_restart(
+                arguments, lines, where
+            )
+            for lines in (16, 55, 110, 165)
+            for name, where in (("computed", None), ("stored", folder))
+        }
+        computed = 0.0
+        for name, values in measured(cases, arguments.rounds):
+            median = statistics.median(values)
+            computed = median if name.endswith("computed") else computed
+            ratio = median / computed
+            print(f"{name:20} first step after {median:6.2f} s, to computed: {ratio:.2f}")
+        size = sum(path.stat().st_size for path in Path(folder).iterdir())
+        print(f"the folder: {size / 2**20:.0f} MB")
+
+
+def after_restart(arguments: argparse.Namespace, lines: int, folder: str | None) -> float:
+    """Return the seconds to the first step of models that have just been loaded."""
+    unload()
+    llm = chat(arguments, n_ctx=4096, prompt_cache=folder)
+    llm.bind(max_tokens=1).invoke("Hello")
+    system = "".join(FILLER.format(n=n) for n in range(lines))
+    return first_step(llm, [SystemMessage(system), HumanMessage(MESSAGE.format(n=100, m=20))])[0]
+
+
 def soak(arguments: argparse.Namespace) -> None:
     """Concurrent requests for minutes: memory must not grow once everything is warm."""
     llm = chat(arguments)
@@ -192,7 +227,7 @@ def measured(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    cases = {f.__name__: f for f in (turns, context, candidates, steps, soak)}
+    cases = {f.__name__: f for f in (turns, context, candidates, steps, restart, soak)}
     parser.add_argument("what", choices=cases)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=80)

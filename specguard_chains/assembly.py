@@ -58,12 +58,26 @@ def assemble(options: SpecGuardOptions, *, progress: Progress = no_progress) -> 
     Raises:
         SpecGuardError: A model cannot be found, fetched or loaded, or a calibration not be read.
     """
+    _check_prompt_cache(options)
     needed = [load_engine(options, source, progress=progress) for source in options.roles]
     if options.decoder.endswith("-majority"):
         return VotingDecoder(_writer(options, *needed), options.num_samples, majority)
     if options.decoder.endswith("-best-of-n"):
         return _best_of_n(options, *needed)
     return _writer(options, *needed)
+
+
+def _check_prompt_cache(options: SpecGuardOptions) -> None:
+    """Refuse a folder that no model would use."""
+    models = (_model(options, source) for source in options.roles)
+    if options.prompt_cache is not None and all(
+        isinstance(model, Engine) or kind_of(model) == "openai" for model in models
+    ):
+        raise ConfigurationError(
+            f"prompt_cache={options.prompt_cache!r} is for models that are loaded here by name: "
+            "leave it out, as a server caches prompts itself, and an engine of your own takes "
+            "prompt_cache where you make it"
+        )
 
 
 def _writer(options: SpecGuardOptions, *needed: Engine) -> Decoder:
@@ -218,6 +232,8 @@ def load_engine(
         api_key=options.api_key,
         max_retries=options.max_retries,
         max_parallel=options.max_parallel,
+        prompt_cache=options.prompt_cache,
+        prompt_cache_gib=options.prompt_cache_gib,
     )
     return engines.load(model, replace(needed, **settings), progress)
 

@@ -46,6 +46,8 @@ class EngineSettings:
     api_key: SecretStr | None
     max_retries: int
     max_parallel: int
+    prompt_cache: str | None
+    prompt_cache_gib: float
 
 
 def kind_of(model: Reference) -> Kind:
@@ -132,6 +134,8 @@ def _arguments(kind: Kind, settings: EngineSettings) -> dict[str, Any]:
         "attention_layers": settings.attention_layers,
         "states": settings.states,
         "max_parallel": settings.max_parallel,
+        "prompt_cache": settings.prompt_cache,
+        "prompt_cache_gib": settings.prompt_cache_gib,
     }
     return arguments | ({"n_gpu_layers": settings.n_gpu_layers} if kind == "llama.cpp" else {})
 

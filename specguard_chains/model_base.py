@@ -28,7 +28,9 @@ from specguard_chains.engines import DEFAULT_N_CTX, kind_of
 from specguard_chains.errors import ConfigurationError
 from specguard_chains.options import SpecGuardOptions
 
-NOT_IDENTIFYING = frozenset({"api_key", "max_queue", "max_retries"})
+NOT_IDENTIFYING = frozenset(
+    {"api_key", "max_queue", "max_retries", "prompt_cache", "prompt_cache_gib"}
+)
 """Options that change no answer."""
 SHARED_BY_COPIES = ("draft", "target", "encoder", "cache", "rate_limiter")
 """What holds weights, locks, or what all copies are to have together."""

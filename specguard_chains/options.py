@@ -172,6 +172,11 @@ class SpecGuardOptions(BaseModel):
     max_parallel: int = Field(default=1, ge=1, le=64)
     """Requests that a model answers at a time; models in this process reserve memory for each, and
     llama.cpp computes them together."""
+    prompt_cache: str | None = Field(default=None, min_length=1)
+    """A folder where models in this process keep what they have computed of long system messages
+    and lists of tools, for processes that come later; the text is the same without."""
+    prompt_cache_gib: float = Field(default=4.0, gt=0)
+    """Most GiB of its files; those that were used least recently go first."""
     max_queue: int = Field(default=1024, ge=0)
     """So many other requests may wait for the same model; one more is refused at once."""
 

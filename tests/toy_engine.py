@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import cast
 
 import numpy as np
 
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.batcher import Outcome, Part
-from specguard_chains.decoding.cache import Rows, rollout_for
+from specguard_chains.decoding.cache import Rows, State, rollout_for
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
 from specguard_chains.decoding.local_engine import LocalEngine
@@ -29,6 +30,8 @@ ANSWER = 257
 VOCABULARY = 258
 HEADS = 2
 LAYERS = 3
+BLOCK = 64
+"""Tokens whose state is stored together."""
 
 Policy = Callable[[tuple[int, ...]], FloatArray]
 """(tokens so far) -> logits of the next one, shape (VOCABULARY,)."""
@@ -275,6 +278,27 @@ class ToyCache:
             self._memory.release(cell for _, cell in cells)
         self._branches, self._length = {0: kept}, len(kept)
 
+    def export(self, length: int) -> State:
+        assert list(self._branches) == [0]
+        assert length <= self._length
+        held = self._branches[0][:length]
+        cells = np.array([cell for _, cell in held], dtype=np.intp)
+        state = {"tokens": np.array([token for token, _ in held])}
+        return state if self._rollout is None else state | {"mass": self._rollout.export(cells)}
+
+    def restore(self, state: State, length: int) -> bool:
+        assert self._branches == {0: []}
+        assert length == len(state["tokens"])
+        if self._memory.taken + length > self._memory.cells:
+            return False
+        cells = self._memory.take(length)
+        self._memory.hold(cells)
+        self._branches[0] = list(zip(state["tokens"].tolist(), cells, strict=True))
+        self._length = length
+        if self._rollout is not None:
+            self._rollout.restore(np.array(cells), state["mass"])
+        return True
+
     def close(self) -> None:
         self.keep(0, 0)
         self._branches = {}
@@ -294,6 +318,8 @@ class ToyEngine(LocalEngine):
         vocabulary: str = "bytes",
         delay_s: float = 0.0,
         max_parallel: int = 1,
+        prompt_cache: Path | None = None,
+        prompt_cache_gib: float = 4.0,
     ) -> None:
         super().__init__(max_parallel=max_parallel)
         self.policy = policy
@@ -319,6 +345,7 @@ class ToyEngine(LocalEngine):
         self._vocabulary = vocabulary
         self.template: str | None = None
         self._entered = threading.Lock()
+        self._share_prompts(prompt_cache, prompt_cache_gib, BLOCK, {"model": name})
 
     @property
     def vocabulary(self) -> str:

@@ -34,7 +34,7 @@ OTHERWISE = frozenset(
     {
         *("decoder", "acceptance_rate", "max_accepted_tokens"),  # an arm's own
         *("stop", "critical_steps", "tool_instruction", "schema_instruction", "max_queue"),
-        "max_parallel",
+        *("max_parallel", "prompt_cache", "prompt_cache_gib"),
         "api_key",
     }
 )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import numpy.typing as npt
 
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
 from specguard_chains.errors import ConfigurationError
+
+State = Mapping[str, npt.NDArray[Any]]
+"""What a cache holds of a prompt, by names that are the cache's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,20 @@ class Cache(Protocol):
         """Make a branch's first `length` tokens the sequence, and drop all the rest.
 
         The kept part of a step becomes context for the grounding of later ones.
+        """
+        ...
+
+    def export(self, length: int) -> State:
+        """Return what it holds of its sequence's first `length` tokens, for `restore`.
+
+        They are context, and there are no branches. Only asked of engines with a prompt cache.
+        """
+        ...
+
+    def restore(self, state: State, length: int) -> bool:
+        """Begin with `length` tokens that a cache of an engine like this one has exported.
+
+        This one is empty. False if there is no place for them: nothing was done.
         """
         ...
 

@@ -187,6 +187,15 @@ class Rollout:
         if self.spec == other.spec:
             self._leaning[:] = other._leaning
 
+    def export(self, slots: IntArray) -> FloatArray:
+        """Return what is known of tokens before all passages, for `restore`."""
+        return self._mass[:, slots]
+
+    def restore(self, slots: IntArray, known: FloatArray) -> None:
+        """Know of tokens what a rollout of the same form has exported."""
+        self._mass[:, slots] = known
+        self._leaning[:, slots] = 0.0
+
     def grounding(self, slots: IntArray) -> FloatArray:
         """Return G of tokens whose rows were absorbed in all layers; shape (len(slots),)."""
         if self.spec.direct:

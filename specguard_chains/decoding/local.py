@@ -30,6 +30,7 @@ from specguard_chains.decoding.local_drafts import (
     masked_like,
     reject_early,
 )
+from specguard_chains.decoding.prompt_head import PromptHead
 from specguard_chains.decoding.sampling import Sampling, draw, generators, logprob
 from specguard_chains.decoding.step_writer import StepWriter
 from specguard_chains.decoding.trail import Row, Trail, row_of
@@ -70,12 +71,14 @@ class LocalSession:
         on_close: Callable[[CachedSequence], None],
         process: Process | None = None,
         matcher: Matcher | None = None,
+        head: PromptHead | None = None,
     ) -> None:
         """Start with a prompt on a sequence that may hold its beginning.
 
         `check` is called before every forward pass and raises if there must be none; `process`
         changes the logits that are drawn from, not the log-probs that are reported; `matcher`
-        says which tokens may follow the prompt, and changes both.
+        says which tokens may follow the prompt, and changes both; `head` knows what other
+        processes have computed of the prompt.
         """
         self.counters = Counters()
         self._sequence = sequence
@@ -85,6 +88,7 @@ class LocalSession:
         self._context_length = context_length
         self._check = check
         self._process = process
+        self._head = head
         self._first_matcher = self._matcher = matcher  # at the end of the prompt, of the sequence
         self._grounded = sequence.grounding is not None
         self._on_close: Callable[[CachedSequence], None] | None = on_close
@@ -249,7 +253,11 @@ class LocalSession:
         on_close, self._on_close = self._on_close, None
         self._forget_branches()  # the cache is the next session's
         self._sequence.tokens = self._tokens[: self._cached]
-        on_close(self._sequence)
+        try:
+            if self._head is not None:
+                self._head.keep(self._cache, self._cached)
+        finally:
+            on_close(self._sequence)
 
     def _next_logits(self) -> FloatArray:
         """Read what the sequence has gained, and return the logits after its last token."""
@@ -262,9 +270,17 @@ class LocalSession:
 
     def _catch_up(self) -> FloatArray:
         """Read what the sequence has gained; return the logits after its last token."""
+        self._begin_prompt()
         if self._cached == len(self._tokens):  # the last token's logits are gone: read again
             self._cut_cache(self._cached - 1)
         return self._read_on()
+
+    def _begin_prompt(self) -> None:
+        """Take over what other processes have computed of the prompt, the first time."""
+        if self._head is not None and not self._head.begun:
+            held = self._head.begin(self._cache, self._cached, self._cut_cache)
+            if held != self._cached:
+                self._cached = self._reused = held
 
     def _read_on(self) -> FloatArray:
         """Read all tokens that the cache does not hold; return the logits after them."""

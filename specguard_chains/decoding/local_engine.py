@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from specguard_chains.decoding.batcher import Batcher, Outcome, Part
 from specguard_chains.decoding.cache import Cache, CachedSequence, Tokenizer
@@ -19,6 +22,8 @@ from specguard_chains.decoding.local import Process
 from specguard_chains.decoding.local_trees import TreeSession
 from specguard_chains.decoding.passages import locate
 from specguard_chains.decoding.prefixes import Prefixes
+from specguard_chains.decoding.prompt_files import PromptFiles
+from specguard_chains.decoding.prompt_head import PromptHeads
 from specguard_chains.decoding.shared_session import SharedSession
 from specguard_chains.errors import (
     AttentionUnavailableError,
@@ -57,6 +62,7 @@ class LocalEngine(Tokenizer, ABC):
         self._idle: list[CachedSequence] = []
         self._prefixes = Prefixes(max(max_idle, max_parallel))  # these two if requests are parallel
         self._batcher = Batcher(self.compute)
+        self._heads: PromptHeads | None = None
         self._known_trie: TokenTrie | None = None
         self._making_trie = threading.Lock()
         self._closed = False
@@ -143,6 +149,7 @@ class LocalEngine(Tokenizer, ABC):
                 on_close=self._prefixes.give_back if shared else self._give_back,
                 process=self.process_logits,
                 matcher=matcher,
+                head=self._heads and self._heads.of(prompt, tokens, grounding),
             )
         except BaseException:
             sequence.cache.close()
@@ -173,6 +180,33 @@ class LocalEngine(Tokenizer, ABC):
         while self._idle:
             self._idle.pop().cache.close()
         self._prefixes.close()
+        if self._heads is not None:
+            self._heads.files.flush()
+
+    def _share_prompts(
+        self,
+        folder: str | os.PathLike[str] | None,
+        gib: float,
+        block: int,
+        identity: Mapping[str, Any],
+    ) -> None:
+        """Keep the beginnings of prompts in a folder, for processes to come; None keeps none.
+
+        Args:
+            folder: Where.
+            gib: What all files there may have together, in GiB.
+            block: How many tokens of a prompt the engine computes at once.
+            identity: All that their states depend on.
+
+        Raises:
+            ConfigurationError: Nothing can be written there, or there is no room.
+        """
+        if folder is None:
+            return
+        if gib <= 0:
+            raise ConfigurationError(f"prompt_cache_gib must be more than 0, not {gib}")
+        files = PromptFiles(Path(folder), int(gib * 2**30), identity)
+        self._heads = PromptHeads(files, self.encode, block)
 
     def _trie(self) -> TokenTrie:
         """Return the vocabulary for constraints, which is made when it is first needed."""

@@ -59,6 +59,8 @@ class SharedSession(TreeSession):
             latest = self._sequence.prompt_logits
             if latest is not None and latest[0] == self._cached == len(self._tokens):
                 return latest[1]
+            self._begin_prompt()
+            self._prefixes.grow(self._sequence, prompt[: self._cached])
             return super()._catch_up()
         finally:
             self._prefixes.finish(self._sequence)

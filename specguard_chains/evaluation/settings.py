@@ -24,7 +24,10 @@ logger = logging.getLogger(__name__)
 SHARED = ("pair", "draft", "target", "max_tokens", "n_threads")
 """Options that stand for the whole run, unless an arm has its own."""
 UNRECORDED = frozenset(
-    {"api_key", "max_queue", "max_retries", "schema_instruction", "seed", "tool_instruction"}
+    {
+        *("api_key", "max_queue", "max_retries", "prompt_cache", "prompt_cache_gib"),
+        *("schema_instruction", "seed", "tool_instruction"),
+    }
 )
 """Options that results do not depend on, or that are not an arm's own."""
 

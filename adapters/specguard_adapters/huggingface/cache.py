@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from specguard_adapters.huggingface.attention import ForwardPass, SeenLayer
 from specguard_adapters.huggingface.cells import Cells
 from specguard_adapters.huggingface.model import Model
 from specguard_chains.decoding.arrays import FloatArray
-from specguard_chains.decoding.cache import Rows, check_branches, rollout_for
+from specguard_chains.decoding.cache import Rows, State, check_branches, rollout_for
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
 from specguard_chains.errors import (
     ContextOverflowError,
@@ -166,6 +167,36 @@ class HuggingFaceCache:
                 self._rollout.move(path, places)
                 self._rollout.commit(places)
         self._commit(length)
+
+    def export(self, length: int) -> State:
+        """See `Cache.export`. Keys and values are bytes, as NumPy has no bfloat16."""
+        state: dict[str, Any] = {}
+        with torch.inference_mode():
+            for number, layer in enumerate(self._cells.layers):
+                for name, tensor in zip(("keys", "values"), layer.export(length), strict=True):
+                    if tensor.dtype != self._model.dtype:
+                        raise EngineError(f"{name} have the type {tensor.dtype}")
+                    whole = tensor.cpu().contiguous()
+                    state[f"{name}{number}"] = whole.view(torch.uint8).numpy()
+        if self._rollout is not None:
+            state["grounding"] = self._rollout.export(np.arange(length))
+        return state
+
+    def restore(self, state: State, length: int) -> bool:
+        """See `Cache.restore`."""
+        with torch.inference_mode():
+            for number, layer in enumerate(self._cells.layers):
+                keys, values = (
+                    torch.from_numpy(state[f"{name}{number}"])
+                    .view(self._model.dtype)
+                    .to(self._model.device)
+                    for name in ("keys", "values")
+                )
+                layer.restore(keys, values)
+        if self._rollout is not None:
+            self._rollout.restore(np.arange(length), state["grounding"])
+        self._commit(length)
+        return True
 
     def close(self) -> None:
         """See `Cache.close`."""

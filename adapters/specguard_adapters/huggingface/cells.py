@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from specguard_chains.errors import EngineError
+
 FIRST_CELLS = 256
 """Cells that a layer starts with."""
 
@@ -58,6 +60,23 @@ class CellLayer(CacheLayerMixin):  # type: ignore[misc]
             self.keys, self.values = (self._room_for(b, cells) for b in (self.keys, self.values))
             self.keys[:, :, :cells] = other.keys[:, :, :cells]
             self.values[:, :, :cells] = other.values[:, :, :cells]
+
+    def export(self, cells: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys and values of the first cells.
+
+        Raises:
+            EngineError: The layer has none of its own.
+        """
+        if not self.is_initialized:
+            raise EngineError("a layer has no keys and values of its own")
+        return self.keys[:, :, :cells], self.values[:, :, :cells]
+
+    def restore(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Begin with keys and values that were exported."""
+        self.lazy_initialization(keys, values)
+        cells = keys.shape[-2]
+        self.keys, self.values = (self._room_for(b, cells) for b in (keys, values))
+        self.keys[:, :, :cells], self.values[:, :, :cells] = keys, values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return how many cells there will be and the number of the first."""

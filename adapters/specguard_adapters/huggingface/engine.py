@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import transformers
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from specguard_adapters.huggingface.cache import HuggingFaceCache
@@ -24,7 +25,7 @@ from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.local_engine import LocalEngine, check_at_least_one, check_sizes
 from specguard_chains.decoding.prompt_encoder import PromptEncoder
 from specguard_chains.decoding.trail import LONG
-from specguard_chains.errors import EngineError
+from specguard_chains.errors import ConfigurationError, EngineError
 
 
 class HuggingFaceEngine(LocalEngine):
@@ -52,6 +53,8 @@ class HuggingFaceEngine(LocalEngine):
         n_threads: int | None = None,
         n_batch: int = 512,
         max_parallel: int = 1,
+        prompt_cache: str | os.PathLike[str] | None = None,
+        prompt_cache_gib: float = 4.0,
     ) -> None:
         """Load a model; engines that load the same one in the same way share it.
 
@@ -78,6 +81,9 @@ class HuggingFaceEngine(LocalEngine):
             n_batch: Most tokens computed at once.
             max_parallel: Requests that are admitted at a time; their passes take turns, as a row of
                 this engine's cells belongs to one sequence and its branches.
+            prompt_cache: A folder in which the keys and values of long system messages and lists of
+                tools are kept for processes to come.
+            prompt_cache_gib: Most GiB of all files in this folder.
 
         Raises:
             ModelNotFoundError: The model is neither here nor obtainable.
@@ -141,6 +147,8 @@ class HuggingFaceEngine(LocalEngine):
             compute_thread.run(lambda: check(self._model, layers))
             if states:
                 compute_thread.run(self._model.check_states)
+            identity = {} if prompt_cache is None else self._identity(loaded.origin, n_threads)
+            self._share_prompts(prompt_cache, prompt_cache_gib, n_batch, identity)
         except BaseException:
             self._model.close()
             raise
@@ -197,6 +205,30 @@ class HuggingFaceEngine(LocalEngine):
         super().close()
         self._model.close()
         self._shared = None
+
+    def _identity(self, origin: tuple[Any, ...] | None, n_threads: int | None) -> dict[str, Any]:
+        """Return what tells the numbers that are computed from others.
+
+        Raises:
+            ConfigurationError: That is not known, or they cannot be stored.
+        """
+        if origin is None:
+            raise ConfigurationError(
+                "prompt_cache needs to tell the model from others, and this one was given loaded; "
+                "give its name or folder, or leave prompt_cache out"
+            )
+        self._model.check_one_piece()
+        on_gpu = self._model.device.type == "cuda"
+        return {
+            "library": f"transformers {transformers.__version__}, torch {torch.__version__}",
+            "machine": torch.cuda.get_device_name(self._model.device)
+            if on_gpu
+            else [torch.backends.cpu.get_cpu_capability(), n_threads or torch.get_num_threads()],
+            "model": [str(part) for part in origin],
+            "dtype": str(self._model.dtype),
+            "attention": self.capabilities.attention,
+            "n_batch": self._n_batch,
+        }
 
     def _opened_tokenizer(self) -> HuggingFaceTokenizer:
         if self._closed:

@@ -26,6 +26,8 @@ class Loaded:
     name: str
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    origin: tuple[Any, ...] | None
+    """What tells it from others; None for a model that was given loaded."""
 
 
 def load(
@@ -63,7 +65,8 @@ def load(
         device = "cuda"
     key = ("model", *source.state(), key_of({"device": device or "cpu", **options}))
     loaded = shared(key, lambda: _model(source, device, options))
-    return Loaded(source.name, loaded, loaded_tokenizer)
+    origin = (*source.state(), getattr(loaded.config, "_commit_hash", None))
+    return Loaded(source.name, loaded, loaded_tokenizer, origin)
 
 
 def _model(
@@ -135,4 +138,4 @@ def _ready(model: PreTrainedModel, tokenizer: Any, options: dict[str, Any]) -> L
         )
     name = Path(model.name_or_path).name.removesuffix(".gguf") or type(model).__name__
     refuse(model.config, name)
-    return Loaded(name, model.eval(), tokenizer)
+    return Loaded(name, model.eval(), tokenizer, None)

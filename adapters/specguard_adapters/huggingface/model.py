@@ -15,7 +15,12 @@ from transformers import PreTrainedModel
 from specguard_adapters.huggingface.attention import NAME, ForwardPass, going_on
 from specguard_adapters.huggingface.cells import Cells
 from specguard_chains.decoding.arrays import FloatArray
-from specguard_chains.errors import EngineError, SpecGuardError, StatesUnavailableError
+from specguard_chains.errors import (
+    ConfigurationError,
+    EngineError,
+    SpecGuardError,
+    StatesUnavailableError,
+)
 
 _engines: weakref.WeakKeyDictionary[PreTrainedModel, tuple[int, str]]
 _engines = weakref.WeakKeyDictionary()  # a model -> how many use it, its own implementation
@@ -63,6 +68,25 @@ class Model:
         """The number format that it computes in."""
         dtype: torch.dtype = self.weights.dtype
         return dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is; where its embeddings are if it is spread over several devices."""
+        device: torch.device = self.weights.get_input_embeddings().weight.device
+        return device
+
+    def check_one_piece(self) -> None:
+        """Check that all of it computes on one device, in one number format.
+
+        Raises:
+            ConfigurationError: It does not, so that a stored prompt would not suit it.
+        """
+        weights = [p for p in self.weights.parameters() if p.is_floating_point()]
+        if {(p.device, p.dtype) for p in weights} != {(self.device, self.dtype)}:
+            raise ConfigurationError(
+                f"prompt_cache needs {self.name} on one device and in one number format; leave out "
+                "device_map and quantization_config, or prompt_cache"
+            )
 
     def forward(
         self,
@@ -145,7 +169,7 @@ class Model:
         **arguments: Any,
     ) -> tuple[FloatArray, FloatArray | None]:
         model = self.weights
-        device = model.get_input_embeddings().weight.device
+        device = self.device
         if self._keeps_logits:
             arguments["logits_to_keep"] = 0 if all_logits else 1
         if "position_ids" in arguments:

@@ -11,7 +11,7 @@ from specguard_adapters.llama_cpp.context import Context, ContextSettings
 from specguard_adapters.llama_cpp.ggml import AttentionTap, FullAttention
 from specguard_adapters.llama_cpp.weights import VERSION, Weights
 from specguard_chains.decoding.arrays import FloatArray, IntArray
-from specguard_chains.decoding.cache import Rows, check_branches, rollout_for
+from specguard_chains.decoding.cache import Rows, State, check_branches, rollout_for
 from specguard_chains.decoding.grounding import GroundingSpec, Rollout
 from specguard_chains.errors import (
     AttentionUnavailableError,
@@ -67,6 +67,8 @@ class LlamaCppCache:
             guarded: Take a sequence more than candidates, as a guard.
             first: Number of the first of its sequences.
             on_close: What to do in place of closing the context, once its sequences are empty.
+
+        `export` needs a second sequence, or a third one if there is a guard.
         """
         self.context = context
         self._first = first
@@ -74,12 +76,14 @@ class LlamaCppCache:
         self._max_candidates = max_candidates
         self._attention_layers = attention_layers
         self._guard = first + max_candidates if guarded else None
+        self._spare = first + (1 if max_candidates > 1 else 1 + guarded)
         self.cancelled: Callable[[], bool] | None = None
         self._branches: list[int] = []  # forked from branch 0
         self._committed = 0  # tokens of branch 0 that are context
         self._rollout: Rollout | None = None
         self._state_layer: int | None = None
-        # Where the step in progress lies, [branch, position]; the cells of candidates interleave.
+        # Where tokens lie if grounding is read, [branch, position]: the context's on branch 0, and
+        # the step in progress; the cells of candidates interleave.
         self._cells = np.zeros((max_candidates, context_length), dtype=np.intp)
 
     def configure(
@@ -107,6 +111,7 @@ class LlamaCppCache:
         if self._rollout is not None:
             assert other._rollout is not None
             self._rollout.take_over(other._rollout)
+            self._cells[0, :length] = other._cells[0, :length]
         return True
 
     def fork(self, n: int, length: int) -> None:
@@ -185,7 +190,9 @@ class LlamaCppCache:
         if context:
             self._commit(positions[-1] + 1)
         grounding = passages = None
-        if self._rollout is not None and not context:
+        if self._rollout is not None and context:
+            self._cells[0, np.asarray(positions)] = np.concatenate(cells)
+        elif self._rollout is not None:
             placed = np.concatenate(cells)
             for cell, position, equal in zip(placed, positions, branches, strict=True):
                 self._cells[equal, position] = cell
@@ -212,8 +219,40 @@ class LlamaCppCache:
         self._drop_branches()
         self.context.cut(self._first, length)
         if self._rollout is not None and length > self._committed:
-            self._rollout.commit(self._cells[branch, self._committed : length])
+            fresh = self._cells[branch, self._committed : length]
+            self._rollout.commit(fresh)
+            self._cells[0, self._committed : length] = fresh
         self._commit(length)
+
+    def export(self, length: int) -> State:
+        """See `Cache.export`."""
+        self.context.copy(self._first, self._spare, 0, length)
+        try:
+            keys_and_values = self.context.save(self._spare)
+        finally:
+            self.context.cut(self._spare, 0)
+        if self._rollout is None:
+            return {"cells": keys_and_values}
+        cells = self._cells[0, :length]
+        positions = np.argsort(cells)  # in the order of the cells
+        grounding = self._rollout.export(cells[positions])
+        return {"cells": keys_and_values, "positions": positions, "grounding": grounding}
+
+    def restore(self, state: State, length: int) -> bool:
+        """See `Cache.restore`.
+
+        llama.cpp does not tell which cells it takes, which grounding must know. In a context that
+        is empty these are the first ones; so, among parallel requests, only the first one can.
+        """
+        grounded = self._rollout is not None
+        if not self.context.load(self._first, state["cells"], from_first=grounded):
+            return False
+        if self._rollout is not None:
+            cells = np.arange(length)
+            self._rollout.restore(cells, state["grounding"])
+            self._cells[0, state["positions"]] = cells
+        self._commit(length)
+        return True
 
     def close(self) -> None:
         """See `Cache.close`."""

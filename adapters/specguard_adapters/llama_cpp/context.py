@@ -180,6 +180,40 @@ class Context:
                 "take a model without recurrent layers"
             )
 
+    def save(self, sequence: int) -> npt.NDArray[np.uint8]:
+        """Return the keys and values of a sequence, in the order of their cells."""
+        self._check_sequence(sequence)
+        with self._in_use:
+            self._check_open()
+            size = llama_cpp.llama_state_seq_get_size(self._handle, sequence)
+            state = np.empty(size, dtype=np.uint8)
+            copied = llama_cpp.llama_state_seq_get_data(
+                self._handle, _pointer(state, ctypes.c_uint8), size, sequence
+            )
+        if copied != size:
+            raise EngineError(f"llama.cpp has copied {copied} of {size} bytes of its memory")
+        return state
+
+    def load(self, sequence: int, state: npt.NDArray[np.uint8], *, from_first: bool) -> bool:
+        """Give an empty sequence what was saved; `from_first` is to put it into the first cells.
+
+        False if there is no room, or the first cells may be taken: nothing was done.
+        """
+        self._check_sequence(sequence)
+        with self._in_use:
+            self._check_open()
+            if from_first:
+                if not self._empty():
+                    return False
+                llama_cpp.llama_memory_clear(self._memory, False)  # the search begins at 0 again
+            loaded = llama_cpp.llama_state_seq_set_data(
+                self._handle, _pointer(state, ctypes.c_uint8), state.nbytes, sequence
+            )
+            if loaded != state.nbytes:
+                llama_cpp.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+                return False
+            return True
+
     def close(self) -> None:
         """Free the memory, after a running decode; twice does no harm."""
         with self._in_use:
@@ -218,6 +252,10 @@ class Context:
             raise error
         if self.tap is not None:
             self.tap.raise_error()
+
+    def _empty(self) -> bool:
+        last = llama_cpp.llama_memory_seq_pos_max
+        return all(last(self._memory, sequence) < 0 for sequence in range(self.n_sequences))
 
     def _check_open(self) -> None:
         if not self._free.alive or _exiting.is_set():

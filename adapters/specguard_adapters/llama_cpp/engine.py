@@ -29,6 +29,8 @@ from specguard_chains.errors import ConfigurationError, EngineError
 from specguard_chains.models.cache import check_own_file
 
 MAX_CANDIDATES = MAX_SEQUENCES - 1
+COMPUTED_BY = ("n_batch", "n_ubatch", "n_threads", "kv_type", "flash_attention")
+"""Settings of a context that its keys and values depend on, some of them in the last digit."""
 
 
 class LlamaCppEngine(LocalEngine):
@@ -52,6 +54,8 @@ class LlamaCppEngine(LocalEngine):
         use_mmap: bool = False,
         repack: bool = True,
         max_parallel: int = 1,
+        prompt_cache: str | os.PathLike[str] | None = None,
+        prompt_cache_gib: float = 4.0,
         verbose: bool = False,
     ) -> None:
         """Load a model; engines of the same file share its weights.
@@ -77,6 +81,10 @@ class LlamaCppEngine(LocalEngine):
             max_parallel: Requests that are admitted at a time, and computed together: memory for
                 as many contexts is reserved, and more rounding: a sum's last digit depends on what
                 is computed with it.
+            prompt_cache: A folder in which the keys and values of long system messages and lists of
+                tools are kept for processes to come. With `attention` and parallel requests,
+                one is loaded only while the context is empty.
+            prompt_cache_gib: Most GiB of all files in this folder.
             verbose: Pass llama.cpp's own log on to the logger "specguard_chains.llama_cpp".
 
         Raises:
@@ -145,7 +153,9 @@ class LlamaCppEngine(LocalEngine):
         self._attention_layers = attention_layers
         self._settings = ContextSettings(
             cells=n_ctx + (max_candidates - 1) * candidate_tokens,
-            sequences=max_candidates + model.sliding_window,
+            sequences=max_candidates
+            + model.sliding_window
+            + (prompt_cache is not None and max_candidates == 1),  # for `LlamaCppCache.export`
             n_batch=n_batch,
             n_ubatch=min(n_ubatch, n_batch),
             n_threads=n_threads or available_cores(),
@@ -162,6 +172,13 @@ class LlamaCppEngine(LocalEngine):
         if states:
             compute_thread.run(lambda: check_states(model, self._settings))
         self._prompts = PromptEncoder(self.name)
+        set_up = {name: getattr(self._settings, name) for name in COMPUTED_BY}
+        self._share_prompts(
+            prompt_cache,
+            prompt_cache_gib,
+            n_batch if n_batch % self._settings.n_ubatch else self._settings.n_ubatch,
+            model.identity() | set_up,
+        )
 
     @property
     def vocabulary(self) -> str:

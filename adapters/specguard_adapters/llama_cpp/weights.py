@@ -31,6 +31,9 @@ class Weights:
     def __init__(self, path: Path, n_gpu_layers: int, *, use_mmap: bool, repack: bool) -> None:
         """Load a GGUF file; see `load_weights` for the shared way in."""
         self.path = path
+        status = path.stat()
+        self._file = [path.name, status.st_size, status.st_mtime_ns]
+        self._loaded = {"n_gpu_layers": n_gpu_layers, "repack": repack}
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
         params.use_extra_bufts = repack
@@ -66,6 +69,15 @@ class Weights:
         if llama_cpp.llama_model_is_diffusion(model):
             return "is a diffusion model"
         return None
+
+    def identity(self) -> dict[str, Any]:
+        """Return what tells the numbers that are computed from others: model, library, machine."""
+        return {
+            "library": f"llama-cpp-python {VERSION}",
+            "machine": llama_cpp.llama_print_system_info().decode("utf-8", "replace"),
+            "file": self._file,
+            "loaded": self._loaded,
+        }
 
     def metadata(self, key: str) -> str | None:
         """Return a value of the file's metadata as text."""
