@@ -83,11 +83,12 @@ def _check_prompt_cache(options: SpecGuardOptions) -> None:
 def _writer(options: SpecGuardOptions, *needed: Engine) -> Decoder:
     """Return the decoder that writes one answer."""
     shape = StepShape(options.step_delimiter, options.max_step_tokens)
+    if options.method == "speculative":
+        draft = needed[0] if Source.DRAFT in options.roles else None
+        return SpeculativeDecoder(draft, needed[-1], options.speculation(), shape)
     if len(needed) == 1:
         return SoloDecoder(needed[0], options.roles[0], shape)
     draft, target = needed
-    if options.method == "speculative":
-        return SpeculativeDecoder(draft, target, options.speculation(), shape)
     if options.method in SPECGUARD:
         return _specguard(options, draft, target, shape)
     selects = options.method in SELECTING

@@ -44,6 +44,8 @@ SCHEMA_INSTRUCTION = "Give the answer as JSON that follows this schema:\n{schema
 
 MAX_LEAVES = 64
 """Most branches of a draft's tree."""
+MAX_SPECULATIVE_TOKENS = 31
+"""With the token before them they are one pass: llama.cpp has room for 32 rows of logits."""
 
 
 class SpecGuardOptions(BaseModel):
@@ -128,7 +130,10 @@ class SpecGuardOptions(BaseModel):
     max_accepted_tokens: int = Field(default=64, ge=0)
     """Longest step that the decoder length accepts, a control."""
 
-    num_speculative_tokens: int = Field(default=4, ge=1, le=16)
+    speculate_with: Literal["draft", "prompt"] = "draft"
+    """What the speculative decoder drafts with: the draft, or what the prompt and the answer so far
+    repeat, which is copied from there; then no draft is loaded."""
+    num_speculative_tokens: int = Field(default=4, ge=1, le=MAX_SPECULATIVE_TOKENS)
     """Most tokens that the speculative decoder drafts at a time."""
     speculative_tree: list[Annotated[int, Field(ge=1, le=64)]] | None = Field(
         default=None, min_length=1, max_length=16
@@ -188,6 +193,8 @@ class SpecGuardOptions(BaseModel):
     @property
     def roles(self) -> tuple[Source, ...]:
         """Whose models are needed."""
+        if self.method == "speculative" and self.speculate_with == "prompt":
+            return (Source.TARGET,)
         return (Source(self.method),) if self.method in ("draft", "target") else tuple(Source)
 
     def sampling(self) -> Sampling:

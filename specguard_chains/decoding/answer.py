@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Literal
+from typing import Literal, Protocol
 
 from specguard_chains.decoding.boundaries import (
     Boundary,
@@ -19,7 +19,7 @@ from specguard_chains.decoding.boundaries import (
     phase_within,
 )
 from specguard_chains.decoding.decoder import Request
-from specguard_chains.decoding.engine import Candidate, Look, Session, Watch
+from specguard_chains.decoding.engine import Candidate, Counters, Look, Session, Watch
 from specguard_chains.decoding.steps import (
     FinishReason,
     Judgement,
@@ -66,6 +66,12 @@ class _Outlook:
 FREE, NO_TIME = StepTokens(), StepSeconds()
 
 
+class Counting(Protocol):
+    """A session, or what stands in for one."""
+
+    counters: Counters
+
+
 class Ledger:
     """What the step in progress has cost so far, by who did the work."""
 
@@ -75,7 +81,7 @@ class Ledger:
         self._tokens: Counter[tuple[Source, str]] = Counter()
 
     @contextmanager
-    def charge(self, source: Source, session: Session, *, verify: bool = False) -> Iterator[None]:
+    def charge(self, source: Source, session: Counting, *, verify: bool = False) -> Iterator[None]:
         """Book the block's wall time, and the session's work in it as that model's.
 
         Of passes that several requests share, the time counts for each, and the tokens are its own.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,6 +151,11 @@ class Matcher:
                 return
             if not self._matcher.consume_token(token):
                 self._require_sound()
+
+    def admits(self, tokens: Sequence[int]) -> int:
+        """Return how many of some tokens could follow, one after the other; an end never counts."""
+        text = list(takewhile(lambda token: token not in self._ends, tokens))
+        return 0 if self._ended else self._matcher.validate_tokens(text)
 
     def allowed(self, logits: FloatArray) -> FloatArray:
         """Return a copy of logits, shape (vocabulary,), in which forbidden tokens have -inf.

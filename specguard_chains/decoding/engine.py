@@ -191,6 +191,11 @@ class Session(Protocol):
 class LogitSession(Session, Protocol):
     """A session that shows its model's logits, as lossless decoding needs them."""
 
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The sequence, prompt included; not to be kept, as it goes on."""
+        ...
+
     def logits(self, tree: TokenTree) -> FloatArray:
         """Return the logits after each node that the tree has gained since it was last given here.
 
@@ -208,6 +213,10 @@ class LogitSession(Session, Protocol):
 
     def tokens_of(self, candidate: Candidate) -> list[int]:
         """Return a candidate's tokens in this session's vocabulary."""
+        ...
+
+    def admits(self, tokens: Sequence[int]) -> int:
+        """Return how many of some tokens the session's constraint allows, one after the other."""
         ...
 
     def encode_text(self, text: str) -> list[int]:

@@ -28,6 +28,15 @@ class TreeSession(LocalSession):
         self._level: FloatArray | None = None  # logits of those that were computed last
         self._matchers: dict[int, Matcher] = {}  # after each node, if there is a constraint
 
+    @property
+    def tokens(self) -> Sequence[int]:
+        """See `LogitSession.tokens`."""
+        return self._tokens
+
+    def admits(self, tokens: Sequence[int]) -> int:
+        """See `LogitSession.admits`."""
+        return len(tokens) if self._matcher is None else self._matcher.admits(tokens)
+
     @computes
     def logits(self, tree: TokenTree) -> FloatArray:
         """See `LogitSession.logits`. Few pending tokens are read in one pass with the tree."""

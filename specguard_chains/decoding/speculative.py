@@ -12,6 +12,7 @@ from specguard_chains.decoding.answer import Answer, Ledger, Proposal
 from specguard_chains.decoding.boundaries import StepShape
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Engine, LogitSession
+from specguard_chains.decoding.prompt_lookup import PromptText
 from specguard_chains.decoding.speculation import Speculation
 from specguard_chains.decoding.speculative_session import SpeculativeSession
 from specguard_chains.decoding.steps import UNVERIFIED, Review, Source, Step
@@ -20,9 +21,10 @@ from specguard_chains.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeDecoder:
-    """The target's text, drafted token by token by a model of the same vocabulary."""
+    """The target's text, drafted token by token."""
 
-    draft: Engine
+    draft: Engine | None
+    """A model of the same vocabulary; None copies from the prompt and from the answer so far."""
     target: Engine
     speculation: Speculation = field(default_factory=Speculation)
     shape: StepShape = field(default_factory=StepShape)
@@ -31,7 +33,12 @@ class SpeculativeDecoder:
         """Validate."""
         for engine in self.engines:
             _check_engine(engine, self.speculation)
-        if self.draft.vocabulary != self.target.vocabulary:
+        if self.draft is None and prod(self.speculation.widths) > 1:
+            raise ConfigurationError(
+                f"what is copied from the prompt is a chain, not a tree of widths "
+                f"{self.speculation.widths}; leave speculative_tree out, or take a draft"
+            )
+        if self.draft is not None and self.draft.vocabulary != self.target.vocabulary:
             raise ConfigurationError(
                 f"speculative decoding needs models of one vocabulary, and {self.draft.name} and "
                 f"{self.target.name} have different ones; take decoder='specguard', which hands "
@@ -41,7 +48,9 @@ class SpeculativeDecoder:
     @property
     def engines(self) -> tuple[Engine, ...]:
         """See `Decoder.engines`."""
-        return (self.draft,) if self.draft is self.target else (self.draft, self.target)
+        if self.draft is None or self.draft is self.target:
+            return (self.target,)
+        return (self.draft, self.target)
 
     @property
     def asks_others(self) -> bool:
@@ -57,10 +66,13 @@ class SpeculativeDecoder:
             )
         ledger = Ledger()
         with ExitStack() as stack:
-            draft, target = (
+            opened = [
                 stack.enter_context(closing(_open(engine, request)))
                 for engine in (self.draft, self.target)
-            )
+                if engine is not None
+            ]
+            target = opened[-1]
+            draft = PromptText(target) if self.draft is None else opened[0]
             session = SpeculativeSession(draft, target, self.speculation, ledger)
             answer = Answer(request, self.shape, session, ledger=ledger)
             while not answer.finished:

@@ -1,42 +1,30 @@
 """A session whose steps the target writes at the draft's pace.
 
-The draft proposes a few tokens, a chain or a tree of them; the target computes all of them in one
-pass, keeps a path of them by the rules of `acceptance`, and adds one token of its own. Whatever the
-draft is like, the text has the target's law (Leviathan et al. 2211.17192; trees: SpecInfer,
-2305.09781). A weak draft costs time, never quality.
+A few tokens are proposed, a chain or a tree of them: by a draft, or copied from the text so far.
+The target computes all of them in one pass, keeps a path of them by the rules of `acceptance`, and
+adds one token of its own. Whatever is proposed, the text has the target's law (Leviathan et al.
+2211.17192; trees: SpecInfer, 2305.09781). A weak draft costs time, never quality.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from specguard_chains.decoding.acceptance import Branching, Choose, Law, chooser, likeliest
+from specguard_chains.decoding.acceptance import Choose, Law, chooser, likeliest
 from specguard_chains.decoding.answer import Ledger
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.engine import Candidate, LogitSession, Look, Reading, Watch
+from specguard_chains.decoding.prompt_lookup import PromptText
+from specguard_chains.decoding.proposals import Block, copied, drafted
 from specguard_chains.decoding.sampling import Sampling, distribution, generators, logprob
 from specguard_chains.decoding.speculation import Speculation
 from specguard_chains.decoding.step_writer import StepWriter
 from specguard_chains.decoding.steps import Source
-from specguard_chains.decoding.token_tree import TokenTree
 from specguard_chains.errors import ContextOverflowError
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """A proposal of the draft, and the laws that the children of its nodes were drawn from."""
-
-    tree: TokenTree
-    laws: dict[int, Law] = field(default_factory=dict)
-
-    @property
-    def drafted(self) -> int:
-        """Tokens of its longest path."""
-        return self.tree.nodes[-1].depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +35,7 @@ class _Ahead:
     depth: int
     """How deep to draft after the step."""
     kept: int
-    """Tokens of it that the draft proposed."""
+    """Tokens of it that were proposed."""
 
 
 class SpeculativeSession:
@@ -59,7 +47,7 @@ class SpeculativeSession:
 
     def __init__(
         self,
-        draft: LogitSession,
+        draft: LogitSession | PromptText,
         target: LogitSession,
         speculation: Speculation,
         ledger: Ledger | None = None,
@@ -124,8 +112,8 @@ class SpeculativeSession:
             before = len(step.tokens)
             accepted = self._verify(block, step, sampling, choose)
             kept += min(accepted, len(step.tokens) - before)
-            if block.drafted:
-                depth = self._speculation.next_depth(depth, block.drafted, accepted)
+            if block.depth and not isinstance(self._draft, PromptText):  # which sees it in the text
+                depth = self._speculation.next_depth(depth, block.depth, accepted)
             if watch is not None and not watch(min(step.logprobs), None):
                 step.ending = Ending.REJECTED_EARLY
         candidate = step.candidate()
@@ -172,33 +160,19 @@ class SpeculativeSession:
         self._draft.close()
         self._target.close()
 
-    def _propose(self, depth: int, sampling: Sampling, choose: Choose) -> _Block:
-        """Let the draft grow a tree, level by level."""
-        block = _Block(TokenTree(self._speculation.widths[:depth]))
-        nodes, level = block.tree.nodes, range(1)
-        branching = self._speculation.branching(greedy=sampling.greedy)
+    def _propose(self, depth: int, sampling: Sampling, choose: Choose) -> Block:
+        """Return what the target is to check."""
         with self._ledger.charge(Source.DRAFT, self._draft):
-            for width in block.tree.widths:
-                rows = self._draft.logits(block.tree)
-                first, surest = len(nodes), 0.0
-                for parent, row in zip(level, rows, strict=True):
-                    law = block.laws[parent] = _draft_law(row, sampling)
-                    for token in branching.draw(law, width, choose):
-                        block.tree.add(token, parent)
-                        surest = max(surest, float(law[token]))
-                level = range(first, len(nodes))
-                self._draft.counters.written += len(level)
-                if not self._speculation.goes_on(surest):
-                    break
-        return block
+            if isinstance(self._draft, PromptText):
+                return copied(self._draft, self._speculation, depth)
+            return drafted(self._draft, self._speculation, depth, sampling, choose)
 
-    def _verify(self, block: _Block, step: StepWriter, sampling: Sampling, choose: Choose) -> int:
+    def _verify(self, block: Block, step: StepWriter, sampling: Sampling, choose: Choose) -> int:
         """Append what the target makes of a proposal; return how many tokens it accepted."""
         nodes, before = block.tree.nodes, len(step.tokens)
-        branching = self._speculation.branching(greedy=sampling.greedy)
         with self._ledger.charge(Source.TARGET, self._target):
             rows = self._target.logits(block.tree)
-            path, last = _walk(block, rows, sampling, branching, choose)
+            path, last = _walk(block, rows, sampling, choose)
             tokens = [*(nodes[node].token for node in path), last]
             for node, token in zip([0, *path], tokens, strict=True):
                 step.write(token, logprob(rows[node], token))
@@ -232,7 +206,7 @@ class SpeculativeSession:
 
 
 def _walk(
-    block: _Block, rows: FloatArray, sampling: Sampling, branching: Branching, choose: Choose
+    block: Block, rows: FloatArray, sampling: Sampling, choose: Choose
 ) -> tuple[list[int], int]:
     """Return the nodes that the target accepts, one below the other, and its own token after them.
 
@@ -242,27 +216,19 @@ def _walk(
     while True:
         node = path[-1] if path else 0
         law = distribution(rows[node], sampling).astype(np.float64)
-        child, left = _try_children(block, node, law, branching, choose)
+        child, left = _try_children(block, node, law, choose)
         if child is None:
             return path, choose(left)
         path.append(child)
 
 
-def _try_children(
-    block: _Block, node: int, law: Law, branching: Branching, choose: Choose
-) -> tuple[int | None, Law]:
+def _try_children(block: Block, node: int, law: Law, choose: Choose) -> tuple[int | None, Law]:
     """Return the child that is accepted, None if none is; and what is left of the target's law."""
     r, q = law, block.laws.get(node, law)
     for child in block.tree.nodes[node].children:
         token = block.tree.nodes[child].token
-        accepted = branching.acceptance(r, q, token)
+        accepted = block.branching.acceptance(r, q, token)
         if choose(np.array([accepted, 1 - accepted])) == 0:
             return child, r
-        r, q = branching.reject(r, q, token)
+        r, q = block.branching.reject(r, q, token)
     return None, r
-
-
-def _draft_law(row: FloatArray, sampling: Sampling) -> Law:
-    """Return the law to draw children from; at temperature 0 it only ranks them."""
-    soft = Sampling(temperature=1.0, top_p=1.0) if sampling.greedy else sampling
-    return distribution(row, soft).astype(np.float64)

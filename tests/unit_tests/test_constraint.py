@@ -114,6 +114,9 @@ DECODERS: dict[str, Callable[[StepShape], Decoder]] = {
     ),
     "chain": speculative((1, 1, 1, 1)),
     "tree": speculative((3, 2, 1)),
+    "prompt lookup": lambda shape: SpeculativeDecoder(
+        None, toy(2), Speculation((1,) * 8, adaptive=False), shape=shape
+    ),
 }
 
 

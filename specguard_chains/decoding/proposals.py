@@ -1,0 +1,67 @@
+"""What speculative decoding lets the target check: a few tokens that the answer may go on with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specguard_chains.decoding.acceptance import Branching, Choose, Law
+from specguard_chains.decoding.arrays import FloatArray
+from specguard_chains.decoding.engine import LogitSession
+from specguard_chains.decoding.prompt_lookup import PromptText
+from specguard_chains.decoding.sampling import Sampling, distribution
+from specguard_chains.decoding.speculation import BRANCHINGS, Speculation
+from specguard_chains.decoding.token_tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A tree of tokens, and how the children of its nodes were drawn."""
+
+    tree: TokenTree
+    branching: Branching
+    laws: dict[int, Law] = field(default_factory=dict)
+    """What the children of a node were drawn from, by node, where there was chance in it."""
+
+    @property
+    def depth(self) -> int:
+        """Tokens of its longest path."""
+        return self.tree.nodes[-1].depth
+
+
+def drafted(
+    draft: LogitSession, speculation: Speculation, depth: int, sampling: Sampling, choose: Choose
+) -> Block:
+    """Let a draft grow a tree, level by level."""
+    tree = TokenTree(speculation.widths[:depth])
+    block = Block(tree, speculation.branching(greedy=sampling.greedy))
+    level = range(1)
+    for width in tree.widths:
+        rows = draft.logits(tree)
+        first, surest = len(tree.nodes), 0.0
+        for parent, row in zip(level, rows, strict=True):
+            law = block.laws[parent] = _draft_law(row, sampling)
+            for token in block.branching.draw(law, width, choose):
+                tree.add(token, parent)
+                surest = max(surest, float(law[token]))
+        level = range(first, len(tree.nodes))
+        draft.counters.written += len(level)
+        if not speculation.goes_on(surest):
+            break
+    return block
+
+
+def copied(text: PromptText, speculation: Speculation, depth: int) -> Block:
+    """Copy a chain from the text so far. There is no chance in it, as in a draft's likeliest."""
+    tokens = text.propose(depth, adaptive=speculation.adaptive)
+    tree = TokenTree((1,) * len(tokens))
+    for node, token in enumerate(tokens):
+        tree.add(token, node)
+    return Block(tree, BRANCHINGS["likeliest"])
+
+
+def _draft_law(row: FloatArray, sampling: Sampling) -> Law:
+    """Return the law to draw children from; at temperature 0 it only ranks them."""
+    soft = Sampling(temperature=1.0, top_p=1.0) if sampling.greedy else sampling
+    return distribution(row, soft).astype(np.float64)
