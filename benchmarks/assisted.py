@@ -7,7 +7,7 @@ process: transformers' `generate` on the target alone; `generate` with the draft
 `assistant_model`; this project's speculative decoder on the same model objects. All texts must be
 equal. Tokens a target pass count what the target's forward passes after the prompt have yielded.
 By default the models of the default pair, loaded from their GGUF files by transformers; the draft
-and the target may be folders or names on the hub.
+and the target may be folders or names on the hub. `lookup.py` compares with llama-cpp-python.
 """
 
 from __future__ import annotations
