@@ -278,7 +278,8 @@ class LocalSession:
     def _begin_prompt(self) -> None:
         """Take over what other processes have computed of the prompt, the first time."""
         if self._head is not None and not self._head.begun:
-            held = self._head.begin(self._cache, self._cached, self._cut_cache)
+            with self._away():  # reading a file takes a while
+                held = self._head.begin(self._cache, self._cached, self._cut_cache)
             if held != self._cached:
                 self._cached = self._reused = held
 

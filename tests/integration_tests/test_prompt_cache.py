@@ -27,9 +27,9 @@ SPEC = GroundingSpec(layers=3)
 Make = Callable[..., LlamaCppEngine]
 
 
-def ask(text: str) -> Prompt:
+def ask(text: str, system: str = SYSTEM) -> Prompt:
     return Prompt(
-        messages=[{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+        messages=[{"role": "system", "content": system}, {"role": "user", "content": text}]
     )
 
 
@@ -55,10 +55,12 @@ def make(model: Path, tmp_path: Path) -> Iterator[Make]:
         engine.close()
 
 
-def step(engine: LocalEngine, text: str, grounding: GroundingSpec | None) -> tuple[Candidate, int]:
+def step(
+    engine: LocalEngine, text: str, grounding: GroundingSpec | None, system: str = SYSTEM
+) -> tuple[Candidate, int]:
     """Return what the second step of an answer is, and how many tokens were not computed."""
     k = engine.capabilities.max_candidates
-    with closing(engine.open(ask(text), grounding=grounding)) as session:
+    with closing(engine.open(ask(text, system), grounding=grounding)) as session:
         sampling = Sampling(temperature=1.0)
         session.accept(session.sample(k, Boundary(max_tokens=6), sampling, seed=(1,))[-1])
         found = session.sample(k, Boundary(max_tokens=6), sampling, seed=(2,))[-1]
@@ -135,6 +137,18 @@ def test_a_context_in_use_is_loaded_into_only_without_grounding(make: Make) -> N
         assert (reused > 0) == (grounding is None)
         assert found.tokens == fresh.tokens
         assert np.allclose(found.reading.logprobs, fresh.reading.logprobs, atol=1e-5)
+
+
+def test_what_was_loaded_can_be_rolled_back(make: Make, tmp_path: Path) -> None:
+    """Also where llama.cpp saves only what a sliding window sees of its end."""
+    system = SYSTEM[:200] + "but there is no hen. " * 9
+    fresh, _ = step(make(prompt_cache=tmp_path / "others"), "is there a rat", None, system)
+    step(make(), "why is the hen thin", None)
+    engine = make()
+    step(engine, "is there a hen", None)
+    found, reused = step(engine, "is there a rat", None, system)
+    assert 0 < reused < 256
+    assert_same(found, fresh)
 
 
 def test_another_setting_or_a_changed_file_is_another_model(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from specguard_adapters.llama_cpp.context import Context, ContextSettings
+from specguard_adapters.llama_cpp.context import Context, ContextSettings, Piece
 from specguard_adapters.llama_cpp.ggml import AttentionTap, FullAttention
 from specguard_adapters.llama_cpp.weights import VERSION, Weights
 from specguard_chains.decoding.arrays import FloatArray, IntArray
@@ -53,7 +53,7 @@ class LlamaCppCache:
         context_length: int,
         max_candidates: int,
         attention_layers: int,
-        guarded: bool,
+        window: int,
         first: int = 0,
         on_close: Callable[[], None] | None = None,
     ) -> None:
@@ -64,7 +64,8 @@ class LlamaCppCache:
             context_length: The most tokens of a branch.
             max_candidates: The most branches.
             attention_layers: Most last layers whose attention can be read.
-            guarded: Take a sequence more than candidates, as a guard.
+            window: Tokens that layers with a sliding window see; 0 if there are none. With them it
+                takes a sequence more than candidates, as a guard.
             first: Number of the first of its sequences.
             on_close: What to do in place of closing the context, once its sequences are empty.
 
@@ -75,8 +76,9 @@ class LlamaCppCache:
         self._on_close = on_close
         self._max_candidates = max_candidates
         self._attention_layers = attention_layers
-        self._guard = first + max_candidates if guarded else None
-        self._spare = first + (1 if max_candidates > 1 else 1 + guarded)
+        self._window = window
+        self._guard = first + max_candidates if window else None
+        self._spare = first + (1 if max_candidates > 1 or not window else 2)
         self.cancelled: Callable[[], bool] | None = None
         self._branches: list[int] = []  # forked from branch 0
         self._committed = 0  # tokens of branch 0 that are context
@@ -226,17 +228,20 @@ class LlamaCppCache:
 
     def export(self, length: int) -> State:
         """See `Cache.export`."""
-        self.context.copy(self._first, self._spare, 0, length)
-        try:
-            keys_and_values = self.context.save(self._spare)
-        finally:
-            self.context.cut(self._spare, 0)
-        if self._rollout is None:
-            return {"cells": keys_and_values}
-        cells = self._cells[0, :length]
-        positions = np.argsort(cells)  # in the order of the cells
-        grounding = self._rollout.export(cells[positions])
-        return {"cells": keys_and_values, "positions": positions, "grounding": grounding}
+        state: dict[str, IntArray | FloatArray] = {}
+        parts = self._parts(length)
+        for part in parts:
+            self.context.copy(self._first, self._spare, part.start, part.stop)
+            try:
+                state[f"cells{part.start}"] = self.context.save(self._spare)
+            finally:
+                self.context.cut(self._spare, 0)
+        if self._rollout is not None:
+            cells = self._cells[0, :length]
+            ordered = [part.start + np.argsort(cells[part.start : part.stop]) for part in parts]
+            state["positions"] = np.concatenate(ordered)  # in the order of the cells
+            state["grounding"] = self._rollout.export(cells[state["positions"]])
+        return state
 
     def restore(self, state: State, length: int) -> bool:
         """See `Cache.restore`.
@@ -244,8 +249,13 @@ class LlamaCppCache:
         llama.cpp does not tell which cells it takes, which grounding must know. In a context that
         is empty these are the first ones; so, among parallel requests, only the first one can.
         """
+        pieces = [
+            Piece(part.start, part.stop, state[f"cells{part.start}"])
+            for part in self._parts(length)
+        ]
+        sequences = [self._first, *([] if self._guard is None else [self._guard])]
         grounded = self._rollout is not None
-        if not self.context.load(self._first, state["cells"], from_first=grounded):
+        if not self.context.load(pieces, sequences, self._spare, from_first=grounded):
             return False
         if self._rollout is not None:
             cells = np.arange(length)
@@ -253,6 +263,11 @@ class LlamaCppCache:
             self._cells[0, state["positions"]] = cells
         self._commit(length)
         return True
+
+    def _parts(self, length: int) -> list[range]:
+        """Return positions in parts that lie in one window: what is out of sight is not saved."""
+        size = self._window or length
+        return [range(start, min(start + size, length)) for start in range(0, length, size)]
 
     def close(self) -> None:
         """See `Cache.close`."""

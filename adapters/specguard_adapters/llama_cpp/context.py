@@ -45,6 +45,15 @@ class ContextSettings:
 KV_TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "f32": llama_cpp.GGML_TYPE_F32}
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What was saved of positions [start, end)."""
+
+    start: int
+    end: int
+    state: npt.NDArray[np.uint8]
+
+
 class Context:
     """KV memory for several sequences that share one pool of cells, and the forward pass."""
 
@@ -181,7 +190,10 @@ class Context:
             )
 
     def save(self, sequence: int) -> npt.NDArray[np.uint8]:
-        """Return the keys and values of a sequence, in the order of their cells."""
+        """Return the keys and values of a sequence, in the order of their cells.
+
+        Of layers with a sliding window these are only the ones in sight of its last position.
+        """
         self._check_sequence(sequence)
         with self._in_use:
             self._check_open()
@@ -194,25 +206,26 @@ class Context:
             raise EngineError(f"llama.cpp has copied {copied} of {size} bytes of its memory")
         return state
 
-    def load(self, sequence: int, state: npt.NDArray[np.uint8], *, from_first: bool) -> bool:
-        """Give an empty sequence what was saved; `from_first` is to put it into the first cells.
+    def load(
+        self, pieces: Sequence[Piece], sequences: Sequence[int], spare: int, *, from_first: bool
+    ) -> bool:
+        """Let empty sequences hold what was saved, which goes through a spare one.
 
-        False if there is no room, or the first cells may be taken: nothing was done.
+        `from_first` is to put it into the cells from the first on. False if there is no room, or if
+        these cells may be taken: then nothing was done.
         """
-        self._check_sequence(sequence)
+        for sequence in (*sequences, spare):
+            self._check_sequence(sequence)
         with self._in_use:
             self._check_open()
             if from_first:
                 if not self._empty():
                     return False
                 llama_cpp.llama_memory_clear(self._memory, False)  # the search begins at 0 again
-            loaded = llama_cpp.llama_state_seq_set_data(
-                self._handle, _pointer(state, ctypes.c_uint8), state.nbytes, sequence
-            )
-            if loaded != state.nbytes:
+            loaded = all(self._load(piece, sequences, spare) for piece in pieces)
+            for sequence in (spare, *([] if loaded else sequences)):
                 llama_cpp.llama_memory_seq_rm(self._memory, sequence, -1, -1)
-                return False
-            return True
+            return loaded
 
     def close(self) -> None:
         """Free the memory, after a running decode; twice does no harm."""
@@ -252,6 +265,15 @@ class Context:
             raise error
         if self.tap is not None:
             self.tap.raise_error()
+
+    def _load(self, piece: Piece, sequences: Sequence[int], spare: int) -> bool:
+        size = piece.state.nbytes
+        data = _pointer(piece.state, ctypes.c_uint8)
+        if llama_cpp.llama_state_seq_set_data(self._handle, data, size, spare) != size:
+            return False
+        for sequence in sequences:
+            llama_cpp.llama_memory_seq_cp(self._memory, spare, sequence, piece.start, piece.end)
+        return True
 
     def _empty(self) -> bool:
         last = llama_cpp.llama_memory_seq_pos_max

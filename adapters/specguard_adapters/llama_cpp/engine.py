@@ -246,7 +246,7 @@ class LlamaCppEngine(LocalEngine):
             context_length=self.context_length,
             max_candidates=self.capabilities.max_candidates,
             attention_layers=self._attention_layers,
-            guarded=self._model.sliding_window,
+            window=self._model.window,
             first=first,
             on_close=on_close,
         )

@@ -51,8 +51,13 @@ class Weights:
         self.n_layer: int = llama_cpp.llama_model_n_layer(self.handle)
         self.n_embd: int = llama_cpp.llama_model_n_embd(self.handle)
         self.n_ctx_train: int = llama_cpp.llama_model_n_ctx_train(self.handle)
-        self.sliding_window: bool = llama_cpp.llama_model_n_swa(self.handle) > 0
+        self.window: int = llama_cpp.llama_model_n_swa(self.handle)
         self._pieces: dict[int, bytes] = {}
+
+    @property
+    def sliding_window(self) -> bool:
+        """Whether some layers see only the last `window` tokens."""
+        return self.window > 0
 
     @property
     def obstacle(self) -> str | None:
