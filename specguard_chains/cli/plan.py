@@ -42,7 +42,7 @@ USUAL = Workload()
 @takes_options(
     *("pair", "draft", "target", "n_ctx", "n_threads", "n_gpu_layers", "max_retries"),
     *("num_candidates", "num_speculative_tokens", "confidence_weight", "verify_with"),
-    *("num_target_candidates", "doubt_margin", "target_confidence", "patience", "pause_steps"),
+    *("num_target_candidates", "doubt_margin", "patience", "pause_steps"),
     *("grounding", "grounding_layers", "early_rejection", "salvage"),
     n_ctx=2048,
 )

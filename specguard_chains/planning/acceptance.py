@@ -21,7 +21,13 @@ from statistics import fmean
 from specguard_chains.decoding.steps import Source
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation.results import Result, StepResult
-from specguard_chains.planning.recorded import Shape, candidates_of, prompt_read, salvaged_tokens
+from specguard_chains.planning.recorded import (
+    Shape,
+    candidates_of,
+    pending_of,
+    prompt_read,
+    salvaged_tokens,
+)
 from specguard_chains.planning.settings import Acceptance, Speculating, Workload
 
 
@@ -173,4 +179,5 @@ def speculating_of(results: Sequence[Result]) -> Speculating:
     return Speculating(
         drafted=drafted / passes,
         tokens_per_pass=max(sum(result.tokens for result in complete) / passes, 1.0),
+        pending=fmean(map(pending_of, complete)),
     )

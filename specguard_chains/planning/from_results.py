@@ -102,6 +102,9 @@ def read_run(folder: Path, costs: PairCosts) -> FromResults:
         if run.decoder(arm) == "speculative" and not costs.can_speculate:
             notes.append(f"{arm}: this pair has not got one vocabulary and logits; left out.")
             continue
+        if run.decoder(arm) == "speculative" and _option(run, arm, "speculate_with") == "prompt":
+            notes.append(f"{arm}: a plan is of pairs, and this arm has no draft; left out.")
+            continue
         if arm not in arms:
             notes.append(f"{arm}: nothing can be told from its counts; left out.")
             continue

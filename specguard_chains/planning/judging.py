@@ -153,6 +153,7 @@ def _writing(counts: _Counts, k: int, *, held: bool) -> tuple[Passes, ...]:
     """
     written = counts.rejected * counts.target_step
     salvaged = counts.acceptance.salvaged * written
-    in_vain = counts.runs / 2  # half of the last one
-    blocks = salvaged / BLOCK + in_vain if salvaged and not held else 0.0
+    left = max(counts.acceptance.drafted_of_rejected * written - salvaged, 0.0)
+    in_vain = min(counts.runs * BLOCK / 2, left)  # half of the last one
+    blocks = (salvaged + in_vain) / BLOCK if salvaged and not held else 0.0
     return decode(written - salvaged, k), Passes(Kind.VERIFY, BLOCK, blocks)

@@ -1,7 +1,7 @@
 """Predicting the time of an answer from the costs of passes and from how verification goes.
 
 A model alone takes read(P) of its prompt of P tokens and A times decode(1) for A tokens.
-Speculative decoding takes A / e passes at e tokens a pass: gamma times decode(1) of the draft and
+Speculative decoding takes A / e passes at e tokens a pass: gamma passes of the draft and
 verify(gamma + 1) of the target each. That its draft is asked less after rejections (`adaptive`) is
 in gamma and e if they come from recorded runs. What methods that judge steps take is in `judging`.
 
@@ -25,6 +25,7 @@ from specguard_chains.planning.work import (
     Seconds,
     Work,
     decode,
+    proposing,
     read,
     seconds_of,
 )
@@ -130,7 +131,7 @@ def _alone(source: Source, workload: Workload) -> Work:
 def _speculative(speculating: Speculating, workload: Workload) -> Work:
     passes = workload.answer_tokens / speculating.tokens_per_pass
     return Work(
-        draft=(read(workload.prompt_tokens), decode(passes * speculating.drafted)),
+        draft=proposing(workload.prompt_tokens, speculating.pending, speculating.drafted, passes),
         target=(
             read(workload.prompt_tokens),
             Passes(Kind.VERIFY, speculating.drafted + 1, passes),

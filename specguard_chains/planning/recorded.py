@@ -19,7 +19,16 @@ from specguard_chains.decoding.local import READ_BLOCK
 from specguard_chains.decoding.steps import Source
 from specguard_chains.evaluation.results import Result, StepResult
 from specguard_chains.planning.costs import Kind
-from specguard_chains.planning.work import BLOCK, LOOK, Passes, Work, decode, read, verify
+from specguard_chains.planning.work import (
+    BLOCK,
+    LOOK,
+    Passes,
+    Work,
+    decode,
+    proposing,
+    read,
+    verify,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,7 @@ def work_of(result: Result, shape: Shape | None = None) -> Work:
         draft=tuple(_draft(result, prompt, shape)),
         target=tuple(_target(result, prompt, shape)),
         draft_calls=sum(step.drafted > 0 for step in result.steps),
-        target_calls=sum(step.regenerated > 0 for step in result.steps),
+        target_calls=sum((step.regenerated > 0) + shape.was_read(step) for step in result.steps),
         draft_attention=shape.attention_of == "draft",
         target_attention=shape.attention_of == "target",
     )
@@ -89,9 +98,18 @@ def candidates_of(result: Result) -> int:
 def _speculative(result: Result, prompt: float) -> Work:
     passes, drafted = (result.metrics[f"num_{what}"] for what in ("target_passes", "draft_tokens"))
     return Work(
-        draft=(read(prompt), decode(drafted)),
+        draft=proposing(prompt, pending_of(result), drafted / passes, passes),
         target=(read(prompt), Passes(Kind.VERIFY, 1 + drafted / passes, passes)),
     )
+
+
+def pending_of(result: Result) -> float:
+    """Return how many tokens the draft of speculative decoding has read before it proposed some.
+
+    That is if it has proposed some in each pass; else it has read them all the same, but together.
+    """
+    tokens = result.metrics["draft_tokens_read"] - prompt_read(result)
+    return max(tokens / result.metrics["num_target_passes"], 1.0)
 
 
 def _draft(result: Result, prompt: float, shape: Shape) -> Iterator[Passes]:

@@ -62,6 +62,9 @@ class Speculating(_Record):
     """Tokens that are proposed at a time (gamma)."""
     tokens_per_pass: float = Field(ge=1)
     """Tokens of the answer per pass of the target."""
+    pending: float = Field(default=1.0, ge=1)
+    """Tokens that the draft reads before it proposes some: the target's own one, and the last that
+    was proposed if all were right."""
 
     @classmethod
     def at(cls, acceptance: float, drafted: int) -> Speculating:
@@ -70,7 +73,7 @@ class Speculating(_Record):
         (1 - a^(gamma + 1)) / (1 - a) tokens per pass, Leviathan et al. 2211.17192.
         """
         expected = sum(acceptance**accepted for accepted in range(drafted + 1))
-        return cls(drafted=drafted, tokens_per_pass=expected)
+        return cls(drafted=drafted, tokens_per_pass=expected, pending=1 + acceptance**drafted)
 
 
 class Setting(_Record):

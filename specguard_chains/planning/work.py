@@ -91,6 +91,15 @@ def decode(tokens: float, candidates: float = 1) -> Passes:
     return Passes(Kind.DECODE, candidates, tokens)
 
 
+def proposing(prompt: float, pending: float, drafted: float, passes: float) -> tuple[Passes, ...]:
+    """Return the draft's passes in speculative decoding, where it proposes so many tokens a pass.
+
+    It draws the first of them from a pass over the tokens that it does not hold yet.
+    """
+    first = min(drafted, 1.0)
+    return read(prompt), read(pending, first * passes), decode((drafted - first) * passes)
+
+
 def read(tokens: float, times: float = 1.0) -> Passes:
     """Return passes that each read so many tokens."""
     return Passes(Kind.READ, tokens, times)

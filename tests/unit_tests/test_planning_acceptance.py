@@ -174,6 +174,7 @@ def test_what_was_read_while_it_was_drafted_is_not_computed_again() -> None:
     assert 1000 * seconds.draft == pytest.approx(100 * 7 + 36 * 20 + 8 * 7)
     assert 1000 * seconds.target == pytest.approx(100 * 12 + 36 * 20 + 8 * 32)
     looks = [each.size for each in work_of(judged, shape).target if each.kind == Kind.VERIFY]
+    assert work_of(judged, shape).target_calls == 4
     assert looks[:4] == [10, 12, 4, 10]
 
 
@@ -221,8 +222,10 @@ def test_speculative_decoding_as_recorded() -> None:
     assert speculating_of([one]) == Speculating(drafted=3, tokens_per_pass=2.5)
     assert prompt_read(one) == 100
     seconds = seconds_of(work_of(one), PAIR)
-    assert 1000 * seconds.draft == pytest.approx(100 * 7 + 12 * 20)
+    assert 1000 * seconds.draft == pytest.approx(100 * 7 + 4 * 7 + 8 * 20)
     assert 1000 * seconds.target == pytest.approx(100 * 12 + 4 * 4 * 20)
+    more = replace(one, metrics=one.metrics | {"draft_tokens_read": 106})
+    assert speculating_of([more]).pending == 1.5
 
 
 # Runs of toys whose passes take known times: the counts must explain them
@@ -364,3 +367,11 @@ def test_an_arm_that_counts_say_nothing_of_is_left_out(clock: Clock, tmp_path: P
     found = read_run(tmp_path, costs)
     assert [check.arm for check in found.checks] == ["target"]
     assert any("target-majority" in note and "left out" in note for note in found.notes)
+
+
+def test_an_arm_without_a_draft_is_left_out(clock: Clock, tmp_path: Path) -> None:
+    lookup = "speculative:speculate_with=prompt"
+    costs = toy_run(clock, tmp_path, f"target,speculative,{lookup}")
+    found = read_run(tmp_path, costs)
+    assert [check.arm for check in found.checks] == ["target", "speculative"]
+    assert f"{lookup}: a plan is of pairs, and this arm has no draft; left out." in found.notes

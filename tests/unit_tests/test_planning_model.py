@@ -185,8 +185,10 @@ def test_speculative_decoding() -> None:
         label="s", method="speculative", speculating=Speculating(drafted=3, tokens_per_pass=2.5)
     )
     passes = 200 / 2.5
-    expected = 100 * (7 + 12) + passes * (3 * 20 + 4 * 20)
+    # The first token that is proposed comes from a pass over the target's one, as it is read.
+    expected = 100 * (7 + 12) + passes * (7 + 2 * 20 + 4 * 20)
     assert ms(setting) == pytest.approx(expected)
+    assert Speculating.at(0.5, 2).pending == 1.25, "a token that was right is read, too"
 
 
 def test_bounds_stand_beside_the_prediction() -> None:
