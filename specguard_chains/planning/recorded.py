@@ -109,7 +109,7 @@ def pending_of(result: Result) -> float:
     That is if it has proposed some in each pass; else it has read them all the same, but together.
     """
     tokens = result.metrics["draft_tokens_read"] - prompt_read(result)
-    return max(tokens / result.metrics["num_target_passes"], 1.0)
+    return max(float(tokens / result.metrics["num_target_passes"]), 1.0)
 
 
 def _draft(result: Result, prompt: float, shape: Shape) -> Iterator[Passes]:
