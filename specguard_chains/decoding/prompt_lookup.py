@@ -3,8 +3,8 @@
 Where the last tokens of the text occur earlier, what followed there is proposed (Saxena's prompt
 lookup decoding, 2023). Among the latest occurrences the one counts that agrees longest. A long
 agreement says that a passage is being copied, a short one is often chance: as in SuffixDecoding
-(2411.04975), it limits how much is proposed, and a wrong token ends it, so that nothing is proposed
-right after a rejection.
+(2411.04975), it limits how much is proposed. A wrong token ends it, so that little is proposed
+after a rejection.
 """
 
 from __future__ import annotations

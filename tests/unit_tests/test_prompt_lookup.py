@@ -285,8 +285,8 @@ def test_an_answer_that_repeats_its_prompt_takes_few_passes() -> None:
     assert target.forward_passes <= metrics.num_target_passes + 1, "the prompt's pass comes first"
 
 
-def test_nothing_is_proposed_right_after_a_rejection() -> None:
-    """The token that the target wrote instead has not followed there: the match is over."""
+def test_a_rejection_ends_the_match() -> None:
+    """The token that the target wrote instead has not followed there."""
     lookup = prompt_text(b"the cat sat. the c")
     assert lookup.propose(8, adaptive=True)
     lookup.extend(b"u")
