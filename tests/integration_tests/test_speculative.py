@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from specguard_adapters.llama_cpp import LlamaCppEngine
+from specguard_adapters.llama_cpp.context import Context
 from specguard_chains.decoding.acceptance import chooser
 from specguard_chains.decoding.baselines import SoloDecoder
 from specguard_chains.decoding.boundaries import Boundary
@@ -26,6 +27,7 @@ from specguard_chains.decoding.speculative_session import SpeculativeSession
 from specguard_chains.decoding.steps import Source, Step
 from specguard_chains.decoding.token_tree import TokenTree
 from specguard_chains.errors import DecodingCancelled
+from specguard_chains.options import MAX_SPECULATIVE_TOKENS
 from tests.integration_tests import conftest
 from tests.integration_tests.conftest import PIECES, VOCABULARY, write_tiny
 
@@ -177,6 +179,38 @@ def test_greedy_text_is_the_targets_own(
             assert (kept, passes) == (0, 40)
         if draft == "similar":
             assert kept > 10
+
+
+@pytest.mark.parametrize("most", [4, MAX_SPECULATIVE_TOKENS])
+@pytest.mark.parametrize("name", ["unchanged", "windowed"])
+def test_what_is_copied_from_the_prompt_changes_no_text(load: Load, name: str, most: int) -> None:
+    target, kept = load(name), 0
+    for adaptive in (True, False):
+        decoder = SpeculativeDecoder(None, target, Speculation((1,) * most, adaptive=adaptive))
+        for prompt in PROMPTS:
+            request = Request(prompt, sampling=GREEDY, seed=0, max_tokens=100)
+            steps = list(decoder.decode(request))
+            assert text(steps) == text(list(SoloDecoder(target, Source.TARGET).decode(request)))
+            kept += total(steps, "kept")
+    assert kept > 40
+
+
+def test_the_most_that_can_be_copied_is_one_pass(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp has no room for the logits of more rows at a time."""
+    sizes, decode = [], Context.decode
+
+    def counting(context: Context, tokens: Sequence[int], *rest: Any, **more: Any) -> Any:
+        sizes.append(len(tokens))
+        return decode(context, tokens, *rest, **more)
+
+    session = load("unchanged").open(PROMPTS[0])
+    session.logits(TokenTree(()))
+    session.extend(letters(1, seed=1))
+    monkeypatch.setattr(Context, "decode", counting)
+    session.logits(filled((1,) * MAX_SPECULATIVE_TOKENS))
+    assert sizes == [MAX_SPECULATIVE_TOKENS + 1]
 
 
 @pytest.mark.parametrize("children", ["independent", "without-replacement"])
