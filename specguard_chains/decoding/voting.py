@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from math import inf
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ import numpy as np
 from specguard_chains.decoding.decoder import Decoder, Request
 from specguard_chains.decoding.engine import Engine
 from specguard_chains.decoding.final_answer import canonical_answer, final_answer
+from specguard_chains.decoding.side_by_side import Cancelled, side_by_side
 from specguard_chains.decoding.steps import Step, StepSeconds, StepTokens
 from specguard_chains.errors import ConfigurationError
 
@@ -50,9 +52,12 @@ class VotingDecoder:
     Its steps come when all answers are complete. The first one carries what the others have cost;
     everything else that steps tell is about the answer that is given.
 
+    Where the engines admit several requests at a time, answers are written side by side on places
+    that no other request needs. They are the same; their seconds add up to more than have passed.
+
     Of a request, `max_tokens` holds for each answer. Its reviewer and `stop_when` are asked about
-    the steps of every answer, as they are written, one answer after the other: what they say shapes
-    or ends that answer alone.
+    the steps of every answer, as they are written, and so one answer after the other: what they say
+    shapes or ends that answer alone.
     """
 
     decoder: Decoder
@@ -81,10 +86,7 @@ class VotingDecoder:
                 f"{self.num_samples} answers at temperature 0 would be the same; raise the "
                 "temperature, or set num_samples=1"
             )
-        answers = [
-            list(self.decoder.decode(replace(request, seed=seed)))
-            for seed in _seeds(request.seed, self.num_samples)
-        ]
+        answers = self._answers(request)
         chosen = self.choose(answers)
         first, *rest = answers[chosen]
         lost = [step for i, steps in enumerate(answers) if i != chosen for step in steps]
@@ -94,6 +96,22 @@ class VotingDecoder:
             seconds=_total([first.seconds, *(step.seconds for step in lost)]),
         )
         yield from rest
+
+    def _answers(self, request: Request) -> list[list[Step]]:
+        """Return all answers, as steps."""
+        hooks = request.review is not None or request.stop_when is not None
+        return side_by_side(
+            [
+                partial(self._answer, replace(request, seed=seed))
+                for seed in _seeds(request.seed, self.num_samples)
+            ],
+            self.engines,
+            request.cancelled,
+            most=1 if hooks else None,
+        )
+
+    def _answer(self, request: Request, cancelled: Cancelled) -> list[Step]:
+        return list(self.decoder.decode(replace(request, cancelled=cancelled)))
 
 
 def _known(value: float | None) -> float:
