@@ -25,7 +25,7 @@ from specguard_chains.callbacks import adispatch, dispatch
 from specguard_chains.decoding.engine import Prompt
 from specguard_chains.decoding.steps import Step
 from specguard_chains.hooks import Hooks
-from specguard_chains.llm_runs import PromptRun, joined, prompt_runs
+from specguard_chains.llm_runs import PromptRun, aanswered, answered, joined, places, prompt_runs
 from specguard_chains.messages import STEPS_KEY, to_template
 from specguard_chains.model_base import SpecGuardModel, usage
 
@@ -263,7 +263,7 @@ class SpecGuardLLM(SpecGuardModel, BaseLLM):
         """See `BaseLLM.generate`."""
         runs = prompt_runs(prompts, callbacks, kwargs)
         model = self._called(stop, kwargs)
-        return joined([model._answer(run) for run in runs])
+        return answered(model._answer, runs, places(model))
 
     async def agenerate(
         self,
@@ -275,7 +275,7 @@ class SpecGuardLLM(SpecGuardModel, BaseLLM):
         """See `BaseLLM.agenerate`."""
         runs = prompt_runs(prompts, callbacks, kwargs)
         model = self._called(stop, kwargs)
-        return joined([await model._aanswer(run) for run in runs])
+        return await aanswered(model._aanswer, runs, places(model))
 
     def _answer(self, run: PromptRun) -> LLMResult:
         return super().generate([run.prompt], self.stop, run.callbacks, **run.arguments)
