@@ -47,7 +47,14 @@ class Bounds(BaseModel):
 
 
 class Calibration(BaseModel):
-    """The bounds of both signals for one pair of models, and where they come from."""
+    """The bounds of both signals for one pair of models, and where they come from.
+
+    They are drawn from free text. Steps that are held to a grammar (structured output, required
+    tool calls) have log-probs among the tokens that it allows, which are never lower than in free
+    text and are 0 where it leaves no choice: their confidence is the same or higher, and a
+    threshold keeps more of them. Who wants them stricter raises the threshold for such calls, or
+    leaves tool calls and the last step to the target (`critical_steps`).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

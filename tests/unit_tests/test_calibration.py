@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from specguard_chains.decoding.boundaries import Boundary
 from specguard_chains.decoding.calibration import FALLBACK, Bounds, Calibration
+from specguard_chains.decoding.constraint import Constraint
+from specguard_chains.decoding.engine import Prompt
+from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.errors import CalibrationError
+from tests.toy_engine import ToyEngine, random_policy
 
 CALIBRATION = Calibration(
     confidence=Bounds(low=-5.25, high=-0.125),
@@ -122,3 +128,19 @@ def test_a_missing_file_is_named_with_a_remedy(tmp_path: Path) -> None:
 def test_a_folder_is_no_calibration(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError):
         Calibration.load(tmp_path)
+
+
+@pytest.mark.parametrize("by", ["who wrote it", "who reads it"])
+def test_a_grammar_never_lowers_the_confidence_that_bounds_are_for(by: str) -> None:
+    constraint = Constraint.regex(r"[a-d]{6}\.")
+    boundary, warm = Boundary("\n\n", max_tokens=20), Sampling(temperature=1, top_p=1)
+    for seed in range(5):
+        engine, prompt = ToyEngine(random_policy(seed)), Prompt(text="?")
+        with closing(engine.open(prompt, constraint=constraint)) as held:
+            (step,) = held.sample(1, boundary, warm, seed=[seed])
+            within = (step.reading if by == "who wrote it" else held.read(step)).logprobs
+        with closing(engine.open(prompt)) as free:
+            without = free.read(step).logprobs
+        assert (within >= without - 1e-5).all()
+        assert within.min() > without.min()
+        assert within[len("abcdab")] == pytest.approx(0.0, abs=1e-6), "there is no choice"
