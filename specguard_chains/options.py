@@ -175,8 +175,8 @@ class SpecGuardOptions(BaseModel):
     max_retries: int = Field(default=2, ge=0)
     """How often a request to a server is tried again."""
     max_parallel: int = Field(default=1, ge=1, le=64)
-    """Requests that a model answers at a time; models in this process reserve memory for each, and
-    llama.cpp computes them together."""
+    """Requests that a model answers at a time; models in this process reserve memory for each, where
+    as many idle conversations stay, and llama.cpp computes them together."""
     prompt_cache: str | None = Field(default=None, min_length=1)
     """A folder where models in this process keep what they have computed of long system messages
     and lists of tools, for processes that come later; the text is the same without."""
