@@ -410,6 +410,7 @@ def test_every_option_is_identifying() -> None:
         "critical_steps": "target",
         "tool_instruction": "Use tools.",
         "schema_instruction": "Follow {schema}.",
+        "speculate_with": "prompt",
         "num_speculative_tokens": 2,
         "speculative_tree": [2, 1],
         "speculative_children": "likeliest",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from specguard_chains.assembly import assemble
 from specguard_chains.decoding.acceptance import Choose
+from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.boundaries import Boundary
 from specguard_chains.decoding.constraint import Constraint
 from specguard_chains.decoding.decoder import Request
@@ -31,7 +32,7 @@ from specguard_chains.decoding.steps import Review
 from specguard_chains.errors import ConfigurationError, DecodingCancelled
 from specguard_chains.metrics import Metrics
 from specguard_chains.options import SpecGuardOptions
-from tests.toy_engine import ANSWER, END, FloatArray, ToyEngine, one_hot, random_policy
+from tests.toy_engine import ANSWER, END, ToyEngine, one_hot, random_policy
 from tests.unit_tests.enumeration import law_of
 from tests.unit_tests.test_speculative import (
     GREEDY,
@@ -154,7 +155,7 @@ def test_steps_have_the_targets_law(
     letters: Sequence[int], sampling: Sampling, adaptive: bool
 ) -> None:
     target, prompt = ToyEngine(small_policy(8, letters)), Prompt(text="abbabaabab")
-    target.encode = lambda prompt: list(prompt.text.encode())  # type: ignore[method-assign]
+    target.encode = lambda prompt: list(b"abbabaabab")  # type: ignore[method-assign]
     session = target.open(prompt)
     speculation = Speculation((1,) * 4, adaptive=adaptive)
     speculative = SpeculativeSession(PromptText(session), session, speculation)
