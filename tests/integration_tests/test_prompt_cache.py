@@ -1,4 +1,4 @@
-"""Stored beginnings of prompts on real engines: exactly what would have been computed."""
+"""Stored beginnings of prompts on llama.cpp: exactly what would have been computed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from specguard_chains.decoding.engine import Candidate, Prompt
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.local_engine import LocalEngine
 from specguard_chains.decoding.sampling import Sampling
-from specguard_chains.errors import ConfigurationError
-from tests.integration_tests.conftest import transformer, write_tiny
+from tests.integration_tests.conftest import write_tiny
 
 pytestmark = pytest.mark.integration
 
@@ -169,47 +168,3 @@ def test_another_setting_or_a_changed_file_is_another_model(
         extra={"tokenizer.chat_template": TEMPLATE},
     )
     assert step(make(), "is there a rat", None)[1] == 0
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    """A tiny Llama as `save_pretrained` writes it."""
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    model, tokenizer = transformer(folder)
-    tokenizer.chat_template = TEMPLATE
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("attention", [True, False])
-def test_transformers_goes_on_to_the_bit(
-    saved: Path, tmp_path: Path, attention: bool, dtype: str
-) -> None:
-    from specguard_chains.adapters import HuggingFaceEngine
-
-    def answered(text: str, folder: str) -> tuple[Candidate, int]:
-        settings = {"n_ctx": 512, "n_batch": 64, "n_threads": 1, "dtype": dtype}
-        engine = HuggingFaceEngine(
-            saved, attention=attention, prompt_cache=tmp_path / folder, **settings
-        )
-        with closing(engine):
-            return step(engine, text, SPEC if attention else None)
-
-    answered("why is the hen thin", "prompts")
-    (stored,) = (tmp_path / "prompts").iterdir()
-    found, reused = answered("is there a rat", "prompts")
-    fresh, none = answered("is there a rat", "others")
-    assert (reused, none) == (int(stored.name.split("-")[1]), 0)
-    assert_same(found, fresh)
-
-
-def test_transformers_must_know_the_models_name(tmp_path: Path) -> None:
-    from specguard_chains.adapters import HuggingFaceEngine
-
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    with pytest.raises(ConfigurationError, match="this one was given loaded"):
-        HuggingFaceEngine(*transformer(folder), n_ctx=512, prompt_cache=tmp_path / "prompts")
