@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from specguard_adapters.llama_cpp.context import Context, ContextSettings, Piece
 from specguard_adapters.llama_cpp.ggml import AttentionTap, FullAttention
@@ -228,7 +230,7 @@ class LlamaCppCache:
 
     def export(self, length: int) -> State:
         """See `Cache.export`."""
-        state: dict[str, IntArray | FloatArray] = {}
+        state: dict[str, npt.NDArray[Any]] = {}
         parts = self._parts(length)
         for part in parts:
             self.context.copy(self._first, self._spare, part.start, part.stop)
