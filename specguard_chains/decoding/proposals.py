@@ -10,7 +10,7 @@ from specguard_chains.decoding.acceptance import Branching, Choose, Law
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.engine import LogitSession
 from specguard_chains.decoding.prompt_lookup import PromptText
-from specguard_chains.decoding.sampling import Sampling, distribution
+from specguard_chains.decoding.sampling import Sampling, distribution, ranked
 from specguard_chains.decoding.speculation import BRANCHINGS, Speculation
 from specguard_chains.decoding.token_tree import TokenTree
 
@@ -41,10 +41,9 @@ def drafted(
         rows = draft.logits(tree)
         first, surest = len(tree.nodes), 0.0
         for parent, row in zip(level, rows, strict=True):
-            law = block.laws[parent] = _draft_law(row, sampling)
-            for token in block.branching.draw(law, width, choose):
+            for token, probability in _children(block, parent, row, width, sampling, choose):
                 tree.add(token, parent)
-                surest = max(surest, float(law[token]))
+                surest = max(surest, probability)
         level = range(first, len(tree.nodes))
         draft.counters.written += len(level)
         if not speculation.goes_on(surest):
@@ -61,7 +60,14 @@ def copied(text: PromptText, speculation: Speculation, depth: int) -> Block:
     return Block(tree, BRANCHINGS["likeliest"])
 
 
-def _draft_law(row: FloatArray, sampling: Sampling) -> Law:
-    """Return the law to draw children from; at temperature 0 it only ranks them."""
-    soft = Sampling(temperature=1.0, top_p=1.0) if sampling.greedy else sampling
-    return distribution(row, soft).astype(np.float64)
+def _children(
+    block: Block, parent: int, row: FloatArray, width: int, sampling: Sampling, choose: Choose
+) -> list[tuple[int, float]]:
+    """Return the children of a node with their probabilities.
+
+    At temperature 0 they are ranked, which takes no law of the whole vocabulary.
+    """
+    if sampling.greedy:
+        return ranked(row, width)
+    law = block.laws[parent] = distribution(row, sampling).astype(np.float64)
+    return [(token, float(law[token])) for token in block.branching.draw(law, width, choose)]

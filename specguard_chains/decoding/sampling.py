@@ -79,6 +79,23 @@ def draw(logits: FloatArray, sampling: Sampling, rng: np.random.Generator) -> tu
     return token, logprob(logits, token)
 
 
+def ranked(logits: FloatArray, n: int) -> list[tuple[int, float]]:
+    """Return the n likeliest tokens with their raw probabilities, the likeliest first.
+
+    Fewer if there are no more that are possible at all.
+    """
+    peak = _peak(logits)
+    weights = logits - peak
+    np.exp(weights, out=weights)
+    total = weights.sum(dtype=np.float64)
+    if n == 1:
+        tokens = logits.argmax()[None]
+    else:
+        tokens = np.argpartition(-logits, n - 1)[:n] if n < len(logits) else np.arange(len(logits))
+        tokens = tokens[np.lexsort((tokens, -logits[tokens]))]
+    return [(int(token), float(weights[token] / total)) for token in tokens if weights[token] > 0]
+
+
 def distribution(logits: FloatArray, sampling: Sampling) -> FloatArray:
     """Return the probabilities that `draw` draws from, shape (vocabulary,)."""
     full = np.zeros(logits.shape, dtype=np.float32)

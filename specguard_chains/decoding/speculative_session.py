@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specguard_chains.decoding.acceptance import Choose, Law, chooser, likeliest
+from specguard_chains.decoding.acceptance import Choose, chooser, likeliest
 from specguard_chains.decoding.answer import Ledger
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.boundaries import Boundary, Ending
@@ -215,20 +215,27 @@ def _walk(
     path: list[int] = []
     while True:
         node = path[-1] if path else 0
-        law = distribution(rows[node], sampling).astype(np.float64)
-        child, left = _try_children(block, node, law, choose)
+        child, token = _follow(block, node, rows[node], sampling, choose)
         if child is None:
-            return path, choose(left)
+            return path, token
         path.append(child)
 
 
-def _try_children(block: Block, node: int, law: Law, choose: Choose) -> tuple[int | None, Law]:
-    """Return the child that is accepted, None if none is; and what is left of the target's law."""
-    r, q = law, block.laws.get(node, law)
-    for child in block.tree.nodes[node].children:
-        token = block.tree.nodes[child].token
+def _follow(
+    block: Block, node: int, row: FloatArray, sampling: Sampling, choose: Choose
+) -> tuple[int | None, int]:
+    """Return the child of a node that is accepted, None if none is, and the token that follows."""
+    nodes = block.tree.nodes
+    if sampling.greedy:  # a law of one token is not written down for the whole vocabulary
+        best = int(row.argmax())
+        same = (child for child in nodes[node].children if nodes[child].token == best)
+        return next(same, None), best
+    r = distribution(row, sampling).astype(np.float64)
+    q = block.laws.get(node, r)
+    for child in nodes[node].children:
+        token = nodes[child].token
         accepted = block.branching.acceptance(r, q, token)
         if choose(np.array([accepted, 1 - accepted])) == 0:
-            return child, r
+            return child, token
         r, q = block.branching.reject(r, q, token)
-    return None, r
+    return None, choose(r)

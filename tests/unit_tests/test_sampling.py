@@ -13,6 +13,7 @@ from specguard_chains.decoding.sampling import (
     draw,
     generators,
     logprob,
+    ranked,
 )
 from specguard_chains.errors import ConfigurationError, EngineError
 
@@ -273,6 +274,18 @@ def test_equal_seeds_draw_equal_tokens() -> None:
         return [draw(logits, Sampling(1, 1), rng)[0] for _ in range(50)]
 
     assert tokens() == tokens()
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 200])
+@pytest.mark.parametrize("seed", range(3))
+def test_ranked_tokens_are_the_likeliest_with_their_probabilities(n: int, seed: int) -> None:
+    logits = normal(seed)
+    logits[::7] = -np.inf  # forbidden
+    found = ranked(logits, n)
+    probabilities = softmax(logits, 1.0)
+    order = np.argsort(-probabilities, kind="stable")[:n]
+    assert [token for token, _ in found] == [t for t in order if probabilities[t] > 0]
+    assert [p for _, p in found] == pytest.approx([probabilities[t] for t, _ in found], rel=1e-5)
 
 
 @pytest.mark.parametrize(
