@@ -89,7 +89,7 @@ def ranked(logits: FloatArray, n: int) -> list[tuple[int, float]]:
     np.exp(weights, out=weights)
     total = weights.sum(dtype=np.float64)
     if n == 1:
-        tokens = logits.argmax()[None]
+        tokens = np.array([logits.argmax()])
     else:
         tokens = np.argpartition(-logits, n - 1)[:n] if n < len(logits) else np.arange(len(logits))
         tokens = tokens[np.lexsort((tokens, -logits[tokens]))]
