@@ -12,6 +12,7 @@ from rich.progress import Progress
 
 from specguard_chains.assembly import load_engine
 from specguard_chains.cli.failures import UsageError, reports_errors
+from specguard_chains.cli.plan_goals import Goal, check_goal, differing, print_choice
 from specguard_chains.cli.plan_tables import print_plan
 from specguard_chains.cli.progress import bar_columns
 from specguard_chains.cli.settings import takes_options
@@ -29,6 +30,7 @@ from specguard_chains.planning.assumptions import (
 )
 from specguard_chains.planning.costs import PairCosts
 from specguard_chains.planning.from_results import read_run
+from specguard_chains.planning.goals import TOLERANCE_POINTS
 from specguard_chains.planning.measure import Told, measure_pair
 from specguard_chains.planning.plan import load_costs
 from specguard_chains.planning.plan import plan as planned
@@ -36,6 +38,7 @@ from specguard_chains.planning.plots import write_plot
 from specguard_chains.planning.settings import Workload
 
 USUAL = Workload()
+N_CTX = 2048
 
 
 @reports_errors
@@ -44,7 +47,7 @@ USUAL = Workload()
     *("num_candidates", "num_speculative_tokens", "confidence_weight", "verify_with"),
     *("num_target_candidates", "doubt_margin", "patience", "pause_steps"),
     *("grounding", "grounding_layers", "early_rejection", "salvage"),
-    n_ctx=2048,
+    n_ctx=N_CTX,
 )
 def plan(
     options: SpecGuardOptions,
@@ -54,6 +57,31 @@ def plan(
             metavar="folder",
             help="A run of specguard bench with this pair, for how often steps are accepted and "
             "how long answers are; without, both are assumed.",
+        ),
+    ] = None,
+    goal: Annotated[
+        Goal | None,
+        typer.Option(
+            help="Take the fastest arm of the run whose accuracy is not below the target's: its "
+            "paired 95 % interval is above minus --tolerance, or its text is the target's. Nothing "
+            "is measured.",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=100,
+            help="By how many points accuracy may be below the target's, for --goal accuracy; by "
+            f"default {TOLERANCE_POINTS:g}.",
+        ),
+    ] = None,
+    at_most: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Take the most accurate arm of the run whose answers take so many seconds at "
+            "most, on the average. Nothing is measured.",
         ),
     ] = None,
     costs: Annotated[
@@ -93,7 +121,20 @@ def plan(
 
     The time of an answer is predicted for each way of writing it, beside the target alone. It says
     nothing of how often answers are right: specguard bench measures that.
+
+    With --goal or --at-most it chooses among the arms that a run has recorded instead, and prints
+    the options to set. Several thresholds are several arms of one run: specguard bench --data
+    training.jsonl --decoders target,a=specguard:threshold=0.6,b=specguard:threshold=0.8. Choose on
+    training problems: figures on those that have chosen a setting flatter it.
     """
+    only_planned = {"costs": costs, "out": out, "plot": plot, "acceptance": acceptance is not None}
+    sizes = {"prompt_tokens": prompt_tokens, "answer_tokens": answer_tokens}
+    elsewhere = only_planned | sizes | {"step_tokens": step_tokens}
+    elsewhere |= differing(options, n_ctx=N_CTX)
+    if check_goal(goal, at_most, tolerance, results, **elsewhere):
+        assert results is not None
+        print_choice(results, at_most, tolerance)
+        return
     _check(results, acceptance, out, plot)
     known = load_costs(costs) if costs is not None else _measured(options)
     found = None if results is None else read_run(results, known)

@@ -31,7 +31,8 @@ def command_of(settings: RunSettings, counts: Mapping[str, int]) -> str | None:
     for shared in _candidates(settings):
         arms = ",".join(_wording(label, settings.arms, shared) for label in settings.arms)
         if _means(settings, shared, arms):
-            rest = _joined(["--decoders", arms]), _joined(_flags(settings, shared))
+            flags = [*flags_of(shared), "--seed", str(settings.seed)]
+            rest = _joined(["--decoders", arms]), _joined(flags)
             return "\n".join(
                 " \\\n  ".join([_joined(_begin(limit, counts, settings.only)), *rest])
                 for limit in dict.fromkeys(counts.values())
@@ -98,15 +99,15 @@ def _begin(limit: int, counts: Mapping[str, int], only: Half) -> Iterator[str]:
     yield from ("--limit", str(limit), "--out", "folder")
 
 
-def _flags(settings: RunSettings, shared: Mapping[str, Any]) -> Iterator[str]:
-    for name, values in shared.items():
+def flags_of(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the words of options as commands take them."""
+    for name, values in options.items():
         flag = name.replace("_", "-")
         if isinstance(values, bool):
             yield f"--{flag}" if values else f"--no-{flag}"
             continue
         for value in _each(values):
             yield from (f"--{flag}", _text(value))
-    yield from ("--seed", str(settings.seed))
 
 
 def _joined(words: Iterable[str]) -> str:
