@@ -139,6 +139,8 @@ class SpecGuardDecoder:
         with answer.ledger.time("select"):
             chosen = self._choose(candidates)
         reading = self._read(candidates[chosen], target, answer)
+        if reading is None:
+            return Proposal(candidates, chosen, Judgement(Verdict.REJECTED))
         candidates[chosen] = _with_passages(candidates[chosen], reading)
         situation = Situation(
             answer.request, answer.number, answer.steps, draft, target, answer.tokens_left
@@ -199,12 +201,18 @@ class SpecGuardDecoder:
                 return index
         return self.select([candidate.text for candidate in candidates])
 
-    def _read(self, chosen: Candidate, target: Session, answer: Answer) -> Reading:
-        """Return the signals to judge by: the draft's own, the target's, or some of each."""
+    def _read(self, chosen: Candidate, target: Session, answer: Answer) -> Reading | None:
+        """Return the signals to judge by: the draft's own, the target's, or some of each.
+
+        None if the target is to read a step that its context has no room for: in another vocabulary
+        a step may have more tokens.
+        """
         own = chosen.reading
         by_draft = chosen.ending is Ending.REJECTED_EARLY and self.verify_with == "draft"
         if by_draft or not self._target_reads(answer.request):
             return own
+        if not target.fits(chosen):
+            return None
         with answer.ledger.charge(Source.TARGET, target, verify=True):
             read = target.read(chosen)
         confidence, attention = (

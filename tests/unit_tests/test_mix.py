@@ -30,7 +30,7 @@ from specguard_chains.engines import kind_of
 from specguard_chains.errors import ConfigurationError
 from specguard_chains.options import SpecGuardOptions
 from tests.paper import PAPER
-from tests.toy_engine import ToyEngine, random_policy, scripted_policy
+from tests.toy_engine import ANSWER, ToyEngine, random_policy, scripted_policy
 
 CALIBRATION = Calibration(
     confidence=Bounds(low=-3.0, high=0.0), grounding=Bounds(low=0.0, high=1.0)
@@ -366,3 +366,29 @@ def test_speculative_decoding_is_a_decoder_like_any_other() -> None:
     steps = message.additional_kwargs["specguard_steps"]
     assert {step["source"] for step in steps} == {Source.TARGET}
     assert {step["verdict"] for step in steps} == {Verdict.UNVERIFIED}
+
+
+class Wordy(ToyEngine):
+    """Has two tokens for every byte of a text."""
+
+    def encode_text(self, text: str) -> list[int]:
+        return [token for byte in super().encode_text(text) for token in (byte, ANSWER)]
+
+
+@pytest.mark.parametrize("judge", ["confidence", "grounding"])
+def test_a_step_that_the_target_has_no_room_to_read_is_the_targets_to_write(judge: str) -> None:
+    draft = ToyEngine(scripted_policy("a" * 40), context_length=60, attention=False)
+    target = Wordy(scripted_policy("c" * 40), vocabulary="other", context_length=60)
+    signals: dict[str, Any] = (
+        {"verify_with": "target"} if judge == "confidence" else {"grounding_from": "target"}
+    )
+    decoder = SpecGuardDecoder(
+        draft,
+        target,
+        EnsembleVerifier(CALIBRATION, confidence_weight=judge == "confidence", threshold=0),
+        num_candidates=1,
+        **signals,
+    )
+    (step,) = decoder.decode(Request(Prompt(text="question?"), Sampling(temperature=0)))
+    assert (step.source, step.verdict, step.score) == (Source.TARGET, Verdict.REJECTED, None)
+    assert step.text == "c" * 40
