@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("llama_cpp")
 
 from specguard_adapters.huggingface import HuggingFaceEngine
+from specguard_adapters.huggingface.cache import HuggingFaceCache
 from specguard_chains.decoding.engine import Candidate
 from specguard_chains.errors import ConfigurationError
 from tests.integration_tests.conftest import transformer
@@ -59,3 +61,16 @@ def test_transformers_must_know_the_models_name(tmp_path: Path) -> None:
     folder.mkdir()
     with pytest.raises(ConfigurationError, match="this one was given loaded"):
         HuggingFaceEngine(*transformer(folder), n_ctx=512, prompt_cache=tmp_path / "prompts")
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_what_is_stored_does_not_change_with_the_cells(heads: int) -> None:
+    import torch
+
+    model: Any = SimpleNamespace(n_layer=1, dtype=torch.float32, device=torch.device("cpu"))
+    cache = HuggingFaceCache(model, cells=16, max_candidates=1, attention_layers=0, n_batch=8)
+    (layer,) = cache._cells.layers
+    layer.update(torch.ones(1, heads, 8, 4), torch.ones(1, heads, 8, 4))
+    state = cache.export(4)
+    layer.keys[:] = layer.values[:] = 2  # by the next request, while the file is being written
+    assert {float(value) for name in state for value in state[name].view("float32").flat} == {1.0}

@@ -176,7 +176,8 @@ class HuggingFaceCache:
                 for name, tensor in zip(("keys", "values"), layer.export(length), strict=True):
                     if tensor.dtype != self._model.dtype:
                         raise EngineError(f"{name} have the type {tensor.dtype}")
-                    whole = tensor.cpu().contiguous()
+                    # Always a copy, as it is written to a file while the cells change.
+                    whole = tensor.to("cpu", copy=True).contiguous()
                     state[f"{name}{number}"] = whole.view(torch.uint8).numpy()
         if self._rollout is not None:
             state["grounding"] = self._rollout.export(np.arange(length))
