@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import tempfile
 import threading
 import time
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 """Of these files; to be raised when something else is written under the same names."""
 SUFFIX, UNFINISHED = ".prompt", ".prompt-part"
+NAME = re.compile(rf"[0-9a-f]{{20}}-\d+-[0-9a-f]{{20}}{re.escape(SUFFIX)}")
+"""What only these files are called: others in the folder are not ours to remove."""
 IN_STATE = "state."
 ABANDONED_S = 24 * 3600
 """An unfinished file of this age belongs to a process that was killed."""
@@ -90,7 +93,8 @@ class PromptFiles:
             if least <= length <= most and path == self._path(tokens[:length], grounding):
                 try:
                     stored = self._read(path, tokens[:length], grounding)
-                    os.utime(path)
+                    with suppress(OSError):  # removed meanwhile, or another user's
+                        os.utime(path)
                     return stored
                 except FileNotFoundError:  # another process has made room
                     continue
@@ -113,13 +117,18 @@ class PromptFiles:
             "tokens": np.asarray(tokens, dtype=np.int64),
             **{IN_STATE + name: array for name, array in state.items()},
         }
+        thread = threading.Thread(
+            target=self._write, args=(path, content), name="specguard-prompt-cache"
+        )
         with self._lock:
-            if path not in self._writing:
-                thread = threading.Thread(
-                    target=self._write, args=(path, content), name="specguard-prompt-cache"
-                )
-                self._writing[path] = thread
+            if path in self._writing:
+                return
+            try:
                 thread.start()
+            except RuntimeError as error:  # no more threads, or Python is ending
+                logger.warning("a computed prompt is not kept: %s", error)
+                return
+            self._writing[path] = thread
 
     def flush(self) -> None:
         """Wait until everything is written."""
@@ -173,7 +182,7 @@ class PromptFiles:
         for path in self._folder.iterdir():
             with suppress(OSError):  # others may remove it meanwhile
                 status = path.stat()
-                if path.suffix == SUFFIX:
+                if NAME.fullmatch(path.name):
                     used.append((status.st_mtime, status.st_size, path))
                 elif path.suffix == UNFINISHED and status.st_mtime < time.time() - ABANDONED_S:
                     path.unlink()

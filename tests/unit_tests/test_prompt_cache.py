@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -268,6 +269,32 @@ def test_the_folder_is_bounded_and_loses_what_was_used_least_recently(
     assert one in left
     assert other not in left
     assert of_others.exists()
+
+
+def test_prompts_that_somebody_keeps_there_are_not_removed(tmp_path: Path) -> None:
+    of_others = tmp_path / "greeting.prompt"
+    of_others.write_bytes(bytes(2_000))
+    os.utime(of_others, (1_000, 1_000))
+    store = PromptFiles(tmp_path, 2_000, {})
+    for token in (1, 2):
+        store.save([token], None, {"x": np.zeros(100)})
+        store.flush()
+    assert of_others.exists()
+    assert len(files(tmp_path)) == 2
+
+
+def test_a_thread_that_cannot_be_started_fails_no_answer(
+    make: Make, tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refused(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    step(make(), ask("Why?", "Be short."))  # so that the thread that computes runs
+    monkeypatch.setattr(threading, "Thread", Refused)
+    step(make(), ask("Why?"))
+    assert "not kept: can't start new thread" in caplog.text
+    assert files(tmp_path) == []
 
 
 def test_what_is_larger_than_the_folder_may_be_is_not_kept(
