@@ -115,7 +115,7 @@ class SpecGuardOptions(BaseModel):
     and the draft goes on, as with a new step; by default the target finishes the step."""
     patience: int | None = Field(default=None, ge=0)
     """After so many rejected steps in a row the target goes on without a draft; 0 always drafts. By
-    default 1, and 0 in the methods to compare with."""
+    default 1, and 0 with hand_back and in the methods to compare with."""
     pause_steps: int = Field(default=4, ge=1)
     """How many steps it then writes before one is drafted again; doubled if that one is rejected,
     too."""
@@ -175,8 +175,8 @@ class SpecGuardOptions(BaseModel):
     max_retries: int = Field(default=2, ge=0)
     """How often a request to a server is tried again."""
     max_parallel: int = Field(default=1, ge=1, le=64)
-    """Requests that a model answers at a time; models in this process reserve memory for each, where
-    as many idle conversations stay, and llama.cpp computes them together."""
+    """Requests that a model answers at a time; models in this process reserve memory for each,
+    where as many idle conversations stay, and llama.cpp computes them together."""
     prompt_cache: str | None = Field(default=None, min_length=1)
     """A folder where models in this process keep what they have computed of long system messages
     and lists of tools, for processes that come later; the text is the same without."""
@@ -209,7 +209,7 @@ class SpecGuardOptions(BaseModel):
 
     def pacing(self) -> Patience | None:
         """Return when the target goes on without a draft; None is never."""
-        usual = PATIENCE if self.method in SPECGUARD else 0
+        usual = PATIENCE if self.method in SPECGUARD and self.hand_back is None else 0
         rejections = usual if self.patience is None else self.patience
         return Patience(rejections, self.pause_steps) if rejections else None
 

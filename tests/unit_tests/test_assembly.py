@@ -318,5 +318,7 @@ def test_only_specguard_pauses_unless_patience_is_given(
     assert pacing() == usual
     assert pacing(pause_steps=7) == (usual and Patience(1, 7))
     assert pacing(patience=0) is None
+    assert pacing(hand_back=8) is None  # the draft is to go on at once
     for rejections in (1, 3):
+        assert pacing(patience=rejections, hand_back=8) == Patience(rejections, 4)
         assert pacing(patience=rejections, pause_steps=2) == Patience(rejections, 2)
