@@ -301,12 +301,12 @@ def _tell(options: SpecGuardOptions, reader: VerifyWith | None) -> None:
     if reader is None:
         logger.warning(
             "neither the draft nor the target shows its attention: steps are judged by confidence "
-            "alone; set confidence_weight=1, or load one of them with attention=True"
+            "alone, as with confidence_weight=1; load one of them with attention=True for grounding"
         )
     elif reader == "target":
         logger.warning(
             "the draft does not show its attention: the target reads every drafted step to ground "
-            "it; set confidence_weight=1 to save that"
+            "it; confidence_weight=1 saves that"
         )
 
 

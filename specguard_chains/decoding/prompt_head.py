@@ -20,7 +20,7 @@ from specguard_chains.decoding.cache import Cache, common_prefix
 from specguard_chains.decoding.engine import Prompt
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.prompt_files import PromptFiles
-from specguard_chains.errors import ConfigurationError, EngineError
+from specguard_chains.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class PromptHead:
                 return
             cache.keep(0, held)
             state = cache.export(len(tokens))
-        except EngineError as error:  # the answer is there, and is not to fail for this
+        except Exception as error:  # whatever it is, the answer is there, and must not fail
             logger.warning("a computed prompt is not kept: %s", error)
             return
         self._files.save(tokens, self._grounding, state)

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class RewardModel(Protocol):
-    """A model, or any function, that reads a conversation and the steps of its answer."""
+    """A model, or any function, that reads a conversation and the steps of its answer.
+
+    Requests that run at the same time, and the answers of a vote, may call it at the same time.
+    """
 
     def __call__(self, messages: Sequence[Mapping[str, Any]], steps: Sequence[str]) -> float:
         """Return the reward of the newest step, in [0, 1]."""

@@ -76,8 +76,8 @@ class _Jobs(Generic[T]):
             helper = threading.Thread(
                 target=copy_context().run, args=(self._help,), name="specguard-helper", daemon=True
             )
-            self._helpers.append(helper)
             helper.start()
+            self._helpers.append(helper)
 
     def _help(self) -> None:
         while self._pending and (place := _free_place(self._engines)) is not None:
