@@ -240,7 +240,11 @@ def test_a_state_that_has_no_place_is_computed(make: Make, monkeypatch: Any) -> 
 
 @pytest.mark.parametrize("error", [EngineError, MemoryError, RuntimeError])
 def test_what_cannot_be_exported_is_logged(
-    make: Make, monkeypatch: Any, caplog: pytest.LogCaptureFixture, error: type[Exception]
+    make: Make,
+    tmp_path: Path,
+    monkeypatch: Any,
+    caplog: pytest.LogCaptureFixture,
+    error: type[Exception],
 ) -> None:
     def fail(*_: Any) -> None:
         raise error("no memory")
