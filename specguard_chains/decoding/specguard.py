@@ -17,6 +17,11 @@ from specguard_chains.decoding.answer import Answer, Proposal
 from specguard_chains.decoding.boundaries import Ending, StepShape
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Candidate, Engine, Look, Reading, Session
+from specguard_chains.decoding.engine_checks import (
+    check_candidates,
+    check_confidence,
+    check_scoring,
+)
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.pacing import Pacing, Patience
 from specguard_chains.decoding.selection import Selector
@@ -76,11 +81,11 @@ class SpecGuardDecoder:
         asked = "num_target_candidates" if self.num_target_candidates else "num_candidates"
         check_candidates(self.target, self._rewrites, self.shape, asked)
         if self.verify_with == "draft":
-            _check_confidence(self.draft, self.verifier)
+            check_confidence(self.draft, self.verifier)
         else:
-            _check_scoring(self.target, "set verify_with='draft'")
+            check_scoring(self.target, "set verify_with='draft'")
         if self.target_confidence is not None:
-            _check_scoring(self.target, "leave out target_confidence")
+            check_scoring(self.target, "leave out target_confidence")
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -283,43 +288,3 @@ class SpecGuardDecoder:
 def _with_passages(step: Candidate, read: Reading) -> Candidate:
     """Return a step that tells of passages what a reading of it does."""
     return replace(step, reading=replace(step.reading, passages=read.passages))
-
-
-def _check_confidence(draft: Engine, verifier: Verifier) -> None:
-    """Refuse a draft that cannot give the confidence that is to be judged."""
-    if verifier.needs_confidence and not draft.capabilities.logprobs:
-        raise ConfigurationError(
-            f"{draft.name} gives no log-probs, which confidence needs; set verify_with='target', "
-            "or take a server that gives them"
-        )
-
-
-def _check_scoring(target: Engine, remedy: str) -> None:
-    """Refuse a target that cannot read what the draft has written."""
-    if not target.capabilities.scoring:
-        raise ConfigurationError(
-            f"{target.name} cannot score text that it has not written; {remedy}, or take a server "
-            "that gives the log-probs of prompts"
-        )
-
-
-def check_candidates(
-    engine: Engine, n: int, shape: StepShape, asked: str = "num_candidates"
-) -> None:
-    """Refuse what an engine has reserved no memory for; `asked` is the option that asks for it.
-
-    Raises:
-        ConfigurationError: It cannot sample n candidate steps side by side.
-    """
-    has = engine.capabilities
-    if n > has.max_candidates:
-        raise ConfigurationError(
-            f"{asked}={n} is more than the {has.max_candidates} that {engine.name} has "
-            "room for; load it with a larger max_candidates"
-        )
-    reserved = has.max_candidate_tokens
-    if n > 1 and reserved is not None and shape.max_tokens > reserved:
-        raise ConfigurationError(
-            f"steps of {shape.max_tokens} tokens are longer than the {reserved} that "
-            f"{engine.name} has room for in each candidate; load it with larger candidate_tokens"
-        )
