@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specguard_chains.assembly import assemble
@@ -71,6 +71,7 @@ def longest_by_definition(tokens: Sequence[int], n: int) -> tuple[int, int]:
 edits = st.lists(st.one_of(st.lists(st.integers(0, 2), max_size=6), st.integers(0, 30)))
 
 
+@settings(deadline=None, database=None)
 @given(start=st.lists(st.integers(0, 2), max_size=40), edits=edits, n=st.integers(1, 4))
 def test_the_index_finds_what_a_search_of_the_text_finds(
     start: list[int], edits: list[list[int] | int], n: int
