@@ -24,7 +24,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    BaseMessageChunk,
+    HumanMessage,
+    SystemMessage,
+)
 
 from specguard_chains import ChatSpecGuard
 from specguard_chains.assembly import unload
@@ -42,33 +48,49 @@ def resident_mb() -> float:
     return pages * 4096 / 2**20
 
 
-def first_step(llm: ChatSpecGuard, messages: Sequence[BaseMessage]) -> tuple[float, str]:
+def first_step(llm: ChatSpecGuard, messages: Sequence[BaseMessage]) -> tuple[float, AIMessage]:
     """Return the seconds to an answer's first step, and the answer."""
-    start, first, text = time.perf_counter(), 0.0, ""
+    start, first = time.perf_counter(), 0.0
+    answer: BaseMessageChunk | None = None
     for chunk in llm.stream(list(messages)):
         first = first or time.perf_counter() - start
-        text += str(chunk.content)
-    return first, text
+        answer = chunk if answer is None else answer + chunk
+    assert answer is not None
+    return first, AIMessage(answer.content, additional_kwargs=answer.additional_kwargs)
 
 
 def turns(arguments: argparse.Namespace) -> None:
-    """Each turn brings a message of the same length; what was said before is cached."""
+    """Each turn brings a message of the same length; what was said before is cached.
+
+    What the first step has computed is shown beside its time: tokens that were read, by both
+    models together, and tokens that were written. The chats have nothing in common.
+    """
     llm = chat(arguments)
     rounds: list[list[float]] = []
+    counts: list[tuple[int, int]] = []
     for round_ in range(arguments.rounds + 1):
-        messages: list[BaseMessage] = []
-        seconds = []
+        messages: list[BaseMessage] = [SystemMessage(f"You are helper number {7919 * round_}.")]
+        seconds, counts = [], []
         for turn in range(10):
             content = MESSAGE.format(n=100 + 10 * round_ + turn, m=20 + turn)
             messages.append(HumanMessage(content))
-            spent, text = first_step(llm, messages)
-            messages.append(AIMessage(text))
+            spent, answer = first_step(llm, messages)
+            messages.append(answer)
             seconds.append(spent)
+            tokens = answer.additional_kwargs["specguard_steps"][0]["tokens"]
+            counts.append(
+                (
+                    tokens["draft_read"] + tokens["target_read"],
+                    tokens["drafted"] + tokens["regenerated"],
+                )
+            )
         rounds.append(seconds)
     medians = [statistics.median(column) for column in zip(*rounds[1:], strict=True)]
-    for turn, seconds_of_turn in enumerate(medians, 1):
-        ratio = seconds_of_turn / medians[0]
-        print(f"turn {turn:2}: first step after {seconds_of_turn:.2f} s, to turn 1: {ratio:.2f}")
+    for turn, (spent, (read, written)) in enumerate(zip(medians, counts, strict=True), 1):
+        print(
+            f"turn {turn:2}: first step after {spent:.2f} s, to turn 1: {spent / medians[0]:.2f}; "
+            f"{read} tokens read, {written} written"
+        )
 
 
 def context(arguments: argparse.Namespace) -> None:
@@ -157,7 +179,7 @@ def after_restart(arguments: argparse.Namespace, lines: int, folder: str | None)
 
 def soak(arguments: argparse.Namespace) -> None:
     """Concurrent requests for minutes: memory must not grow once everything is warm."""
-    llm = chat(arguments)
+    llm = chat(arguments, max_parallel=arguments.requests)
     end = time.monotonic() + 60 * arguments.minutes
     done = [0] * arguments.requests
 
