@@ -3,7 +3,7 @@
 The decoding does not wait for its consumer: a consumer that asks the same models something else
 between two steps queues behind this request, which goes on meanwhile, and nobody waits for ever.
 Whoever stops consuming (closes or drops the iterator, presses Ctrl-C, cancels the task) stops the
-decoding at its next token.
+decoding at its next token; requests that belong together can be stopped together (`stopped_by`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import asyncio
 import atexit
 import inspect
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
 from concurrent.futures import wait
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
@@ -41,9 +41,24 @@ class _Failure:
 
 _held: ContextVar[frozenset[int]] = ContextVar("specguard_held", default=frozenset())
 """The engines of the requests within which this code runs."""
+_stops: ContextVar[tuple[threading.Event, ...]] = ContextVar("specguard_stops", default=())
+"""What stops the requests that are made by this code."""
 
 _Item = Step | _Failure | None
 """What the thread sends; None is the end."""
+
+
+@contextmanager
+def stopped_by(stop: threading.Event) -> Iterator[None]:
+    """Let an event end, at their next token, the requests that are made within this context.
+
+    Their consumers get DecodingCancelled.
+    """
+    token = _stops.set((*_stops.get(), stop))
+    try:
+        yield
+    finally:
+        _stops.reset(token)
 
 
 def run(decoder: Decoder, request: Request) -> Generator[Step]:
@@ -109,6 +124,7 @@ class _Worker:
         self._emit = emit
         self._loop = loop
         self._stopped = threading.Event()
+        self._stops = (self._stopped, *_stops.get())
         # A daemon, so that an iterator that somebody still holds cannot keep the process alive.
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._work,), name="specguard", daemon=True
@@ -175,7 +191,7 @@ class _Worker:
         """Whether nobody wants the rest; asked at every token."""
         by_caller = self._cancelled_by_caller
         return (
-            self._stopped.is_set()
+            any(stop.is_set() for stop in self._stops)
             or (self._loop is not None and self._loop.is_closed())
             or (by_caller is not None and by_caller())
         )

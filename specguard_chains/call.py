@@ -6,6 +6,7 @@ What the chat model and every other LangChain class share, without LangChain.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import AsyncGenerator, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
@@ -241,9 +242,18 @@ class Call:
             yield self.request
             return
         deadline = monotonic() + self.timeout_s
+        late = threading.Event()
+
+        def is_late() -> bool:
+            if monotonic() >= deadline:
+                late.set()
+            return late.is_set()
+
         try:
-            yield replace(self.request, cancelled=lambda: monotonic() >= deadline)
+            yield replace(self.request, cancelled=is_late)
         except DecodingCancelled as error:
+            if not late.is_set():  # the caller has stopped it
+                raise
             raise DecodingTimeoutError(
                 f"the answer took longer than timeout={self.timeout_s:g} s, waiting for its turn "
                 "included; raise timeout or lower max_tokens"

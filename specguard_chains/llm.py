@@ -25,9 +25,10 @@ from specguard_chains.callbacks import adispatch, dispatch
 from specguard_chains.decoding.engine import Prompt
 from specguard_chains.decoding.steps import Step
 from specguard_chains.hooks import Hooks
-from specguard_chains.llm_runs import PromptRun, aanswered, answered, joined, places, prompt_runs
+from specguard_chains.llm_runs import PromptRun, joined, prompt_runs
 from specguard_chains.messages import STEPS_KEY, to_template
 from specguard_chains.model_base import SpecGuardModel, usage
+from specguard_chains.together import atogether, places, together
 
 
 class SpecGuardLLM(SpecGuardModel, BaseLLM):
@@ -260,10 +261,10 @@ class SpecGuardLLM(SpecGuardModel, BaseLLM):
         callbacks: Callbacks | list[Callbacks] | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        """See `BaseLLM.generate`."""
+        """See `BaseLLM.generate`; when a prompt fails, the others stop at their next token."""
         runs = prompt_runs(prompts, callbacks, kwargs)
         model = self._called(stop, kwargs)
-        return answered(model._answer, runs, places(model))
+        return joined(together(model._answer, runs, places(model)))
 
     async def agenerate(
         self,
@@ -272,10 +273,10 @@ class SpecGuardLLM(SpecGuardModel, BaseLLM):
         callbacks: Callbacks | list[Callbacks] | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        """See `BaseLLM.agenerate`."""
+        """See `BaseLLM.agenerate`; when a prompt fails, the others stop at their next token."""
         runs = prompt_runs(prompts, callbacks, kwargs)
         model = self._called(stop, kwargs)
-        return await aanswered(model._aanswer, runs, places(model))
+        return joined(await atogether(model._aanswer, runs, places(model)))
 
     def _answer(self, run: PromptRun) -> LLMResult:
         return super().generate([run.prompt], self.stop, run.callbacks, **run.arguments)

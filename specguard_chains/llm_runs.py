@@ -1,27 +1,22 @@
 """Several prompts in one call of a plain LLM: what belongs to each of them, and one result of all.
 
 LangChain hands the model the run of the first prompt only, whose events would then be those of all
-prompts. So each prompt is a call of its own, side by side with others where the models admit that,
-and the results are put together here.
+prompts. So each prompt is a call of its own, and the results are put together here.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.callbacks import BaseCallbackManager, Callbacks
 from langchain_core.outputs import LLMResult
-from langchain_core.runnables.config import ContextThreadPoolExecutor
 
-from specguard_chains.decoding.engine import Engine
 from specguard_chains.decoding.steps import Step
 from specguard_chains.errors import ConfigurationError
 from specguard_chains.messages import STEPS_KEY
 from specguard_chains.metrics import Metrics
-from specguard_chains.options import SpecGuardOptions
 
 OF_A_RUN = ("tags", "metadata", "run_name", "run_id")
 
@@ -83,46 +78,6 @@ def _each(name: str, value: Any, n: int, separate: bool) -> list[Any]:
             f"{name} must be a list of {n}, one for each prompt, not {value!r}"
         )
     return value
-
-
-def places(options: SpecGuardOptions) -> int:
-    """Return how many requests at a time the models admit that the options name."""
-    models = [getattr(options, role) for role in options.roles]
-    return min(
-        model.capabilities.max_parallel if isinstance(model, Engine) else options.max_parallel
-        for model in models
-    )
-
-
-def answered(
-    answer: Callable[[PromptRun], LLMResult], runs: Sequence[PromptRun], at_a_time: int
-) -> LLMResult:
-    """Return the result of all prompts. After an error those that have begun are waited for."""
-    if min(len(runs), at_a_time) < 2:
-        return joined([answer(run) for run in runs])
-    with ContextThreadPoolExecutor(min(len(runs), at_a_time)) as pool:
-        return joined([*pool.map(answer, runs)])
-
-
-async def aanswered(
-    answer: Callable[[PromptRun], Awaitable[LLMResult]], runs: Sequence[PromptRun], at_a_time: int
-) -> LLMResult:
-    """Return the result of all prompts. After an error the others are cancelled."""
-    if min(len(runs), at_a_time) < 2:
-        return joined([await answer(run) for run in runs])
-    turns = asyncio.Semaphore(at_a_time)
-
-    async def in_turn(run: PromptRun) -> LLMResult:
-        async with turns:
-            return await answer(run)
-
-    tasks = [asyncio.ensure_future(in_turn(run)) for run in runs]
-    try:
-        return joined(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def joined(results: Sequence[LLMResult]) -> LLMResult:

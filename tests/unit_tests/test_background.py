@@ -13,7 +13,7 @@ from subprocess import run as run_process
 
 import pytest
 
-from specguard_chains.background import arun, run
+from specguard_chains.background import arun, run, stopped_by
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.fair_lock import FairLock
@@ -45,6 +45,12 @@ class FakeEngine:
     def assert_free(self) -> None:
         with self.exclusive(cancelled=lambda: True):  # else it raises
             pass
+
+
+class FakeServer(FakeEngine):
+    """It needs no turn on the thread on which models compute."""
+
+    capabilities = Capabilities(in_process=False)
 
 
 class FakeDecoder:
@@ -267,6 +273,41 @@ def test_the_callers_own_flag_cancels_with_an_error() -> None:
     with pytest.raises(DecodingCancelled):
         list(steps)
     assert_stops(decoder)
+
+
+def test_what_is_made_together_stops_together_at_the_next_token() -> None:
+    stop, reached = threading.Event(), threading.Event()
+    decoders = [FakeDecoder(FakeServer(), steps=4, tokens=3) for _ in range(3)]
+
+    def stop_both(number: int) -> None:
+        if number == 3 and reached.wait(10):
+            stop.set()
+
+    def wait(number: int) -> None:
+        if number == 2:
+            reached.set()
+            stop.wait(10)
+
+    decoders[0].before_step, decoders[1].before_step = stop_both, wait
+    with stopped_by(threading.Event()), stopped_by(stop):  # the outer one alone stops nothing
+        together = [run(decoder, REQUEST) for decoder in decoders[:2]]
+        assert [next(steps).number for steps in together] == [1, 1]
+    alone = run(decoders[2], REQUEST)
+    for steps in together:
+        with pytest.raises(DecodingCancelled):
+            list(steps)
+    assert numbers(alone) == [1, 2, 3, 4]
+    assert [decoder.tokens_written for decoder in decoders] == [6, 3, 12]
+
+
+def test_what_a_stopped_request_has_asked_for_stops_too() -> None:
+    outer, inner = FakeDecoder(FakeServer()), long_decoder()
+    stop = threading.Event()
+    inner.before_step = lambda number: stop.set() if number == 2 else None
+    outer.before_step = lambda number: list(run(inner, REQUEST))
+    with stopped_by(stop), stopped_by(threading.Event()), pytest.raises(DecodingCancelled):
+        list(run(outer, REQUEST))
+    assert (outer.tokens_written, inner.tokens_written) == (0, 10)
 
 
 def test_whoever_is_cancelled_while_queueing_leaves_the_queue() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
@@ -12,12 +11,10 @@ from langchain_core.outputs import LLMResult
 
 from specguard_chains.errors import EngineError
 from specguard_chains.llm import SpecGuardLLM
-from specguard_chains.llm_runs import PromptRun, aanswered, answered, places
 from tests.toy_engine import FloatArray, ToyEngine, random_policy
 
 PROMPTS = [f"What all prompts begin with, and then question {number}" for number in range(4)]
 ROUTES = ["generate", "agenerate", "batch", "abatch"]
-PATIENCE_S = 120.0
 
 
 def model(max_parallel: int, **settings: Any) -> SpecGuardLLM:
@@ -113,72 +110,3 @@ def test_the_error_of_a_prompt_is_raised_and_the_model_usable(
     if max_parallel == 1:
         assert handler.told == ["start 0", "end", "start 1", "error"]
     assert llm.generate(PROMPTS[2:]).generations[0][0].text
-
-
-def test_the_models_with_the_fewest_places_count() -> None:
-    few, many = (ToyEngine(random_policy(1), max_parallel=n) for n in (2, 5))
-    for given, expected in (
-        ({"draft": few, "target": many}, 2),
-        ({"draft": few, "target": many, "decoder": "target"}, 5),
-        ({"draft": "d.gguf", "target": many}, 1),
-        ({"draft": "d.gguf", "target": many, "max_parallel": 3}, 3),
-        ({"max_parallel": 7}, 7),
-        ({}, 1),
-    ):
-        assert places(SpecGuardLLM(**given)) == expected, given
-
-
-# --- of the calls alone
-
-RUNS = [PromptRun(f"{number}", None, {}) for number in range(6)]
-
-
-def result(run: PromptRun) -> LLMResult:
-    return LLMResult(generations=[[]], llm_output=None)
-
-
-def test_no_more_are_asked_at_a_time_than_there_are_places() -> None:
-    now, most, lock = 0, 0, threading.Lock()
-    barrier = threading.Barrier(3)
-
-    def answer(run: PromptRun) -> LLMResult:
-        nonlocal now, most
-        with lock:
-            now += 1
-            most = max(most, now)
-        barrier.wait(PATIENCE_S)
-        with lock:
-            now -= 1
-        return result(run)
-
-    assert len(answered(answer, RUNS, 3).generations) == 6
-    assert most == 3
-
-
-async def test_after_an_error_the_other_tasks_are_cancelled() -> None:
-    ended: list[str] = []
-
-    async def answer(run: PromptRun) -> LLMResult:
-        try:
-            await asyncio.sleep(0 if run.prompt == "1" else PATIENCE_S)
-        except asyncio.CancelledError:
-            ended.append(run.prompt)
-            raise
-        raise EngineError("broken")
-
-    with pytest.raises(EngineError, match="broken"):
-        await aanswered(answer, RUNS, 3)
-    assert {"0", "2"} <= {*ended}
-    assert len(asyncio.all_tasks()) == 1
-
-
-def test_one_prompt_needs_no_thread() -> None:
-    seen: list[int] = []
-
-    def answer(run: PromptRun) -> LLMResult:
-        seen.append(threading.get_ident())
-        return result(run)
-
-    answered(answer, RUNS[:1], 4)
-    answered(answer, RUNS, 1)
-    assert {*seen} == {threading.get_ident()}
