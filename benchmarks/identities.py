@@ -17,6 +17,8 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from shared import DRAFTS_SIGNALS
+
 from specguard_chains import background
 from specguard_chains.assembly import assemble
 from specguard_chains.calibrations.fitting import reasoning_prompt
@@ -76,8 +78,7 @@ def main() -> None:
         pair=arguments.pair,
         num_candidates=1,
         n_ctx=2048,
-        verify_with="draft",
-        confidence_weight=0.3,
+        **DRAFTS_SIGNALS,
         patience=0,
     )
     guarded = assemble(options)

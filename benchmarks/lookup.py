@@ -23,7 +23,7 @@ from typing import Any, cast
 import numpy as np
 from llama_cpp import Llama
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-from shared import text_of
+from shared import ratio, text_of
 
 from specguard_chains import background
 from specguard_chains.adapters import LlamaCppEngine
@@ -33,7 +33,6 @@ from specguard_chains.decoding.decoder import Decoder, Request
 from specguard_chains.decoding.engine import Prompt
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.evaluation.problems import load_problems
-from specguard_chains.evaluation.statistics import ratio_of_sums
 from specguard_chains.models import resolve_pair
 from specguard_chains.options import SpecGuardOptions
 
@@ -169,21 +168,14 @@ def compare(task: str, prompts: Sequence[Prompt], ways: dict[str, Way], max_toke
     print(f"\n{task}: {len(prompts)} prompts, up to {max_tokens} tokens")
     print(f"{'':26} ms a token  texts equal  time to the target's    to llama-cpp-python's alone")
     for name in names:
-        ratios = [_ratio(spent[name], spent[ALONE])]
+        ratios = [ratio(spent[name], spent[ALONE])]
         if name in (LLAMA, LOOKUP):
-            ratios.append(_ratio(spent[name], spent[LLAMA]))
+            ratios.append(ratio(spent[name], spent[LLAMA]))
         print(
             f"{name:26} {np.mean(spent[name]):10.1f}  {equal[name]:4} of {len(prompts):2}   "
             + "   ".join(ratios)
         )
     print(flush=True)
-
-
-def _ratio(ours: list[float], theirs: list[float]) -> str:
-    found = ratio_of_sums(ours, theirs)
-    assert found is not None
-    low, high = found.interval or (float("nan"), float("nan"))
-    return f"{found.value:.3f} ({low:.3f} to {high:.3f})"
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 from langchain_core.messages import HumanMessage
+from shared import DRAFTS_SIGNALS
 
 from specguard_chains import ChatSpecGuard
 from specguard_chains.evaluation.statistics import wilson_interval
@@ -71,8 +72,7 @@ ORDERS = ((0, 1, 2), (1, 2, 0), (2, 0, 1))
 
 def main() -> None:
     """Print each step's shares, and how often the right passage has the largest."""
-    attention = {"verify_with": "draft", "confidence_weight": 0.3}
-    llm = ChatSpecGuard(temperature=0, max_tokens=80, seed=1, **attention)
+    llm = ChatSpecGuard(temperature=0, max_tokens=80, seed=1, **DRAFTS_SIGNALS)
     found = []
     for passages, question, right in CASES:
         for order in ORDERS:

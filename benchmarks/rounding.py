@@ -17,6 +17,7 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+from shared import DRAFTS_SIGNALS
 
 from specguard_chains.assembly import assemble
 from specguard_chains.calibrations.fitting import reasoning_prompt
@@ -42,8 +43,7 @@ def main() -> None:
         pair=arguments.pair,
         num_candidates=4,
         n_ctx=2048,
-        verify_with="draft",
-        confidence_weight=0.3,
+        **DRAFTS_SIGNALS,
         doubt_margin=1,
     )
     decoder = assemble(options)

@@ -31,6 +31,7 @@ from langchain_core.messages import (
     HumanMessage,
     SystemMessage,
 )
+from shared import DRAFTS_SIGNALS
 
 from specguard_chains import ChatSpecGuard
 from specguard_chains.assembly import unload
@@ -216,8 +217,7 @@ def chat(arguments: argparse.Namespace, **changed: Any) -> ChatSpecGuard:
         "target": arguments.target,
         "decoder": "specguard-greedy",
         "threshold": arguments.threshold,
-        "verify_with": "draft",
-        "confidence_weight": 0.3,
+        **DRAFTS_SIGNALS,
         "patience": 0,
         "max_tokens": arguments.max_tokens,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,10 @@ from specguard_chains.decoding.cache import common_prefix
 from specguard_chains.decoding.decoder import Decoder, Request
 from specguard_chains.decoding.steps import Step
 from specguard_chains.decoding.token_tree import TokenTree
+from specguard_chains.evaluation.statistics import ratio_of_sums
+
+DRAFTS_SIGNALS: dict[str, Any] = {"verify_with": "draft", "confidence_weight": 0.3}
+"""Options with which steps are judged as in the paper, attention included."""
 
 
 def timed(decoder: Decoder, request: Request) -> tuple[list[Step], float]:
@@ -26,6 +31,14 @@ def timed(decoder: Decoder, request: Request) -> tuple[list[Step], float]:
 def text_of(steps: list[Step]) -> str:
     """Return the answer."""
     return "".join(step.text for step in steps)
+
+
+def ratio(ours: list[float], theirs: list[float]) -> str:
+    """Return a ratio of sums with its interval, as a text."""
+    found = ratio_of_sums(ours, theirs)
+    assert found is not None
+    low, high = found.interval or (float("nan"), float("nan"))
+    return f"{found.value:.3f} ({low:.3f} to {high:.3f})"
 
 
 def parting(decoder: Decoder, request: Request, texts: tuple[str, str]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-from shared import parting, text_of, timed
+from shared import parting, ratio, text_of, timed
 
 from specguard_chains.assembly import assemble
 from specguard_chains.calibrations.fitting import reasoning_prompt
@@ -25,7 +25,6 @@ from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.specguard import VerifyWith
 from specguard_chains.evaluation.problems import load_problems
-from specguard_chains.evaluation.statistics import ratio_of_sums
 from specguard_chains.metrics import Metrics
 from specguard_chains.options import SpecGuardOptions
 
@@ -101,7 +100,7 @@ def main() -> None:
     print(f"{'':18} seconds   to plain                 to target                texts  metrics")
     for name in decoders:
         row = Metrics.of(steps[name])
-        ratios = "   ".join(_ratio(seconds[name], seconds[other]) for other in ("plain", "target"))
+        ratios = "   ".join(ratio(seconds[name], seconds[other]) for other in ("plain", "target"))
         same = f"{len(problems) - differing[name]} equal" if name in EXACT else ""
         rate = "" if row.acceptance_rate is None else f"{row.acceptance_rate:.0%} accepted, "
         print(
@@ -109,12 +108,6 @@ def main() -> None:
             f"{row.num_draft_tokens} drafted, {row.num_regenerated_tokens} regenerated, "
             f"{row.num_salvaged_tokens} salvaged, {row.num_paused_steps} undrafted steps"
         )
-
-
-def _ratio(ours: list[float], theirs: list[float]) -> str:
-    found = ratio_of_sums(ours, theirs)
-    low, high = found.interval or (float("nan"), float("nan"))
-    return f"{found.value:.3f} ({low:.3f} to {high:.3f})"
 
 
 if __name__ == "__main__":

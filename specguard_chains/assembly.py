@@ -35,7 +35,7 @@ from specguard_chains.errors import ConfigurationError
 from specguard_chains.loaded import Loaded
 from specguard_chains.models import Progress, find_pair
 from specguard_chains.models.cache import no_progress
-from specguard_chains.options import SPECGUARD, SpecGuardOptions
+from specguard_chains.options import SPECGUARD, SpecGuardOptions, drafts_one_first
 from specguard_chains.rewards import is_value_head, required_reward, reward, value_head
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _specguard(
     _tell(options, reader)
     calibration = _calibration(options, draft, target, reader, grounding)
     candidates = _candidates(options, options.num_candidates)
-    one_first = candidates > 1 and options.doubt_margin < 1 and options.target_confidence is None
+    one_first = drafts_one_first(candidates, options.doubt_margin, options.target_confidence)
     doubts = one_first or options.target_confidence is not None
     return SpecGuardDecoder(
         draft,

@@ -48,6 +48,17 @@ MAX_SPECULATIVE_TOKENS = 31
 """With the token before them they are one pass: llama.cpp has room for 32 rows of logits."""
 
 
+def drafts_one_first(
+    candidates: int, doubt_margin: float | None, target_confidence: float | None
+) -> bool:
+    """Return whether the draft begins with one of several candidates.
+
+    Recorded runs that are older than a margin of 1 have None for it.
+    """
+    margin = 1.0 if doubt_margin is None else doubt_margin
+    return candidates > 1 and margin < 1 and target_confidence is None
+
+
 class SpecGuardOptions(BaseModel):
     """Which models write, and how their steps are checked. Values are validated before use."""
 

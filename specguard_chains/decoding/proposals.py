@@ -35,7 +35,7 @@ def drafted(
 ) -> Block:
     """Let a draft grow a tree, level by level."""
     tree = TokenTree(speculation.widths[:depth])
-    block = Block(tree, speculation.branching(greedy=sampling.greedy))
+    block = Block(tree, speculation.branching)
     level = range(1)
     for width in tree.widths:
         rows = draft.logits(tree)

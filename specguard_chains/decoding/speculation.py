@@ -55,9 +55,10 @@ class Speculation:
         """Most tokens that are proposed one after the other."""
         return len(self.widths)
 
-    def branching(self, *, greedy: bool) -> Branching:
-        """Return how children are drawn. At temperature 0 every law is one token, drawn once."""
-        return BRANCHINGS["likeliest" if greedy else self.children]
+    @property
+    def branching(self) -> Branching:
+        """How children are drawn, where there is chance in it."""
+        return BRANCHINGS[self.children]
 
     def next_depth(self, depth: int, drafted: int, accepted: int) -> int:
         """Return how deep to draft after `accepted` of `drafted` tokens; `depth` were allowed."""

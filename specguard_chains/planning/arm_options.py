@@ -12,8 +12,6 @@ from specguard_chains.evaluation.command import flags_of
 from specguard_chains.evaluation.settings import SHARED, UNRECORDED, RunSettings
 from specguard_chains.options import SpecGuardOptions
 
-UNSHOWN = UNRECORDED | {"api_key"}
-
 
 def options_of(settings: RunSettings, arm: str) -> dict[str, Any]:
     """Return an arm's options as far as they differ from the defaults of today.
@@ -40,7 +38,7 @@ def options_of(settings: RunSettings, arm: str) -> dict[str, Any]:
 
 def younger_options(settings: RunSettings) -> list[str]:
     """Return the options that did not exist when a run was begun, and of which it knows nothing."""
-    known = {*settings.defaults, *SHARED, *UNSHOWN}
+    known = {*settings.defaults, *SHARED, *UNRECORDED}
     return [name for name in SpecGuardOptions.model_fields if name not in known]
 
 

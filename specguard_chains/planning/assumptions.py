@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from specguard_chains.options import SpecGuardOptions
+from specguard_chains.options import SpecGuardOptions, drafts_one_first
 from specguard_chains.planning.costs import PairCosts
 from specguard_chains.planning.pausing import paced
 from specguard_chains.planning.settings import Acceptance, Setting, Speculating, Workload
@@ -83,17 +83,6 @@ def _given_up_after(part: float, acceptance: Acceptance) -> Acceptance:
     """Return an acceptance where so much of a rejected step is drafted."""
     drafted = part * acceptance.drafted_of_rejected
     return acceptance.model_copy(update={"drafted_of_rejected": drafted})
-
-
-def drafts_one_first(
-    candidates: int, doubt_margin: float | None, target_confidence: float | None
-) -> bool:
-    """Return whether the draft begins with one of several candidates (see `assembly`).
-
-    Runs that are older than a margin of 1 have None for it.
-    """
-    margin = 1.0 if doubt_margin is None else doubt_margin
-    return candidates > 1 and margin < 1 and target_confidence is None
 
 
 def looks(

@@ -15,13 +15,12 @@ from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation.results import Result
 from specguard_chains.evaluation.summary import Run
-from specguard_chains.options import SpecGuardOptions
+from specguard_chains.options import SpecGuardOptions, drafts_one_first
 from specguard_chains.planning.acceptance import Recorded, speculating_of
 from specguard_chains.planning.assumptions import (
     DRAFT,
     TARGET,
     attention_of,
-    drafts_one_first,
     looks,
 )
 from specguard_chains.planning.costs import PairCosts
