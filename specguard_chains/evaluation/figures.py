@@ -2,7 +2,9 @@
 
 An attempt that ended in an error counts as wrong. Its seconds say nothing about the time that an
 answer takes, so that figures of time are those of complete answers. An arm is compared with another
-one over the problems that both have attempted, and in time over those that both have answered.
+one over the problems that both have attempted, and in time over those that both have answered in
+turns: a machine is not always equally fast, so that an arm that was added later is timed on the
+problems that came after it.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ PARTS = ("draft", "verify", "select", "target")
 """What an arm's seconds are spent on, as far as it is recorded."""
 RESAMPLES = 2_000
 """Enough for the ends of an interval to be sure to 0.35 points of its confidence."""
+TURN_S = 3600.0
+"""Results of a problem that began within this time of each other were written in turns."""
 
 
 def figures_of(results: Results, target: Results | None = None) -> Figures:
@@ -135,7 +139,7 @@ def _time_ratio(results: Results, target: Results | None) -> Figures:
     pairs = [
         (own, theirs)
         for own, theirs in _pairs(results, target or {})
-        if own.error is None and theirs.error is None
+        if own.error is None and theirs.error is None and _in_turns(own, theirs)
     ]
     ratio = ratio_of_sums(
         [own.seconds for own, _ in pairs],
@@ -147,6 +151,13 @@ def _time_ratio(results: Results, target: Results | None) -> Figures:
         "time_ratio": _value(ratio),
         "time_ratio_interval": None if results is target else _interval(ratio),
     }
+
+
+def _in_turns(one: Result, other: Result) -> bool:
+    """Whether the machine was the same for both, as far as that is recorded."""
+    if one.started is None or other.started is None:
+        return one.started == other.started
+    return abs(one.started - other.started) < TURN_S
 
 
 def _verification(results: Sequence[Result]) -> Figures:

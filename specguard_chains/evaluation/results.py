@@ -107,6 +107,8 @@ class Result:
     """What a control by chance was matched to."""
     max_accepted_tokens: int | None = None
     """What a control by length was matched to."""
+    started: float | None = None
+    """When it began, in seconds since 1970."""
 
     @property
     def key(self) -> Key:
@@ -128,7 +130,7 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values; what does not concern it is left out."""
         plain = asdict(self)
-        optional = ("error", "controls", "acceptance_rate", "max_accepted_tokens")
+        optional = ("error", "controls", "acceptance_rate", "max_accepted_tokens", "started")
         return {k: v for k, v in plain.items() if v is not None or k not in optional}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 from specguard_chains import background, rewards
@@ -146,6 +146,7 @@ class Runner:
         """Return the result of a task; what goes wrong with this problem alone is part of it."""
         seed = self.plan.seed_of(task)
         options: dict[str, Any] = {}
+        started = time()
         try:
             options = self._matched(task)
         except EvaluationError as error:
@@ -167,6 +168,7 @@ class Runner:
             timed_out=checked is not None and checked.timed_out,
             seed=seed,
             controls=task.arm.controls,
+            started=round(started, 1),
             **options,
             **attempt.figures(),
         )

@@ -64,8 +64,9 @@ RESULTS = (
     ),
     Column(
         "time ratio",
-        "Sum of the seconds over that of the target, over problems that both have answered, with a "
-        "95 % bootstrap interval over problems. Below 1 is faster than the target.",
+        "Sum of the seconds over that of the target, over problems that both have answered within "
+        "the same hour, with a 95 % bootstrap interval over problems. Below 1 is faster than the "
+        "target.",
         lambda row: f"{ratio(row['time_ratio'])}{between(row['time_ratio_interval'], ratio)}",
     ),
     Column(
@@ -95,7 +96,7 @@ PAIRED = (
     RESULTS[3],
     Column(
         "timed",
-        "Problems that both have answered, whose times are compared.",
+        "Problems that both have answered within the same hour, whose times are compared.",
         lambda row: str(row["timed_pairs"]),
     ),
 )

@@ -114,6 +114,19 @@ def test_only_problems_that_both_have_are_compared(tmp_path: Path) -> None:
     assert ours["mcnemar_p"] == mcnemar_p([True, True], [False, False]) == 0.5
 
 
+def test_only_answers_written_in_turns_are_timed(tmp_path: Path) -> None:
+    """An arm that was added on another day meets a machine that may be slower."""
+    begun = [(None, None), (0.0, 60.0), (0.0, 86_400.0), (None, 86_400.0)]
+    lines = []
+    for i, (target, ours) in enumerate(begun):
+        lines += [
+            result(i, "target", seconds=4.0, started=target),
+            result(i, "ours", seconds=2.0 if i < 2 else 40.0, started=ours),
+        ]
+    ours = rows(write(tmp_path, settings(ARMS), lines))["ours"]
+    assert (ours["pairs"], ours["timed_pairs"], ours["time_ratio"]) == (4, 2, 0.5)
+
+
 def test_mcnemar_counts_problems_that_differ(tmp_path: Path) -> None:
     lines = []
     for i in range(20):
