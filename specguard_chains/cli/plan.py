@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from specguard_chains.assembly import load_engine
 from specguard_chains.cli.failures import UsageError, reports_errors
 from specguard_chains.cli.plan_goals import Goal, check_goal, differing, print_choice
 from specguard_chains.cli.plan_tables import print_plan
@@ -36,6 +35,7 @@ from specguard_chains.planning.plan import load_costs
 from specguard_chains.planning.plan import plan as planned
 from specguard_chains.planning.plots import write_plot
 from specguard_chains.planning.settings import Workload
+from specguard_chains.roles import load_engine
 
 USUAL = Workload()
 N_CTX = 2048

@@ -10,7 +10,6 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from specguard_chains.assembly import load_engine
 from specguard_chains.cli.failures import reports_errors
 from specguard_chains.cli.problem_parameters import Avoid, Limit, Skip, TrainingData
 from specguard_chains.cli.progress import problems_bar
@@ -35,6 +34,7 @@ from specguard_chains.evaluation.signals import (
 )
 from specguard_chains.options import SpecGuardOptions
 from specguard_chains.rewards import reward
+from specguard_chains.roles import load_engine
 
 MAX_TOKENS = 600
 RECORDINGS, SIGNALS = "recordings.jsonl", "signals.jsonl"

@@ -10,7 +10,6 @@ import numpy as np
 import typer
 
 from specguard_chains import value_heads
-from specguard_chains.assembly import load_engine
 from specguard_chains.cli.failures import UsageError, reports_errors
 from specguard_chains.cli.problem_parameters import Avoid, Limit, Skip, TrainingData
 from specguard_chains.cli.progress import problems_bar
@@ -28,6 +27,7 @@ from specguard_chains.evaluation.problems import Problem, data_name, prompt_for
 from specguard_chains.evaluation.solutions import Sampler, Solutions
 from specguard_chains.evaluation.training import Examples, Trained, read_states, train
 from specguard_chains.options import SpecGuardOptions
+from specguard_chains.roles import load_engine
 
 MAX_TOKENS = 400
 SOLUTIONS = "solutions.jsonl"

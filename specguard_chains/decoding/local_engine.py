@@ -18,7 +18,7 @@ from specguard_chains.decoding.constraint import Constraint, TokenTrie
 from specguard_chains.decoding.engine import Capabilities, Prompt
 from specguard_chains.decoding.fair_lock import FairLock
 from specguard_chains.decoding.grounding import GroundingSpec
-from specguard_chains.decoding.local import Process
+from specguard_chains.decoding.local_sequence import Process
 from specguard_chains.decoding.local_trees import TreeSession
 from specguard_chains.decoding.passages import locate
 from specguard_chains.decoding.prefixes import Prefixes

@@ -9,8 +9,9 @@ import numpy as np
 
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.constraint import Matcher
-from specguard_chains.decoding.local import LocalSession, computes
+from specguard_chains.decoding.local import LocalSession
 from specguard_chains.decoding.local_drafts import Branch
+from specguard_chains.decoding.local_sequence import computes
 from specguard_chains.decoding.token_tree import Node, TokenTree
 
 JOINED_TOKENS = 4
