@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import cast
 
-from specguard_chains.decoding.answer import Answer, Ledger, Proposal
+from specguard_chains.decoding.answer import Answer, Proposal
 from specguard_chains.decoding.boundaries import StepShape
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Engine, LogitSession
+from specguard_chains.decoding.ledger import Ledger
 from specguard_chains.decoding.prompt_lookup import PromptText
 from specguard_chains.decoding.speculation import Speculation
 from specguard_chains.decoding.speculative_session import SpeculativeSession

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from specguard_chains.decoding.acceptance import Choose, chooser, likeliest
-from specguard_chains.decoding.answer import Ledger
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.engine import Candidate, LogitSession, Look, Reading, Watch
+from specguard_chains.decoding.ledger import Ledger
 from specguard_chains.decoding.prompt_lookup import PromptText
 from specguard_chains.decoding.proposals import Block, copied, drafted
 from specguard_chains.decoding.sampling import Sampling, distribution, generators, logprob

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from specguard_chains.decoding.answer import Answer, Ledger, Proposal
+from specguard_chains.decoding.answer import Answer, Proposal
 from specguard_chains.decoding.baselines import SoloDecoder
 from specguard_chains.decoding.boundaries import Ending, StepShape
 from specguard_chains.decoding.decoder import Request
 from specguard_chains.decoding.engine import Candidate, Counters, Prompt, Reading
+from specguard_chains.decoding.ledger import Ledger
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.steps import (
     UNVERIFIED,
