@@ -93,7 +93,10 @@ def bench(
     summary.per_problem(out)
     report.write(out)
     _print_tables(figures)
-    OUT.print(f"in {out}: summary.json, problems.csv, report.md, report.html", soft_wrap=True)
+    OUT.print(
+        f"in {out}: summary.json, problems.csv, report.md, report.html, accuracy.svg",
+        soft_wrap=True,
+    )
 
 
 def _arms(decoders: str, options: SpecGuardOptions) -> tuple[Arm, ...]:

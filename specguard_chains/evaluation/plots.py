@@ -20,6 +20,7 @@ from specguard_chains.evaluation.svg import (
     drawn,
     percent,
     short,
+    standalone,
     variable,
 )
 from specguard_chains.evaluation.wording import number
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 PART_COLOURS = dict(
     zip((*PARTS, "other"), (SERIES[n] for n in (0, 2, 3, 1, 7)), strict=True),
 )
+LEGEND_COLUMNS = 3
 
 
 def plots(run: Run, figures: Figures) -> list[Plot]:
@@ -43,7 +45,7 @@ def plots(run: Run, figures: Figures) -> list[Plot]:
     Raises:
         EvaluationError: matplotlib is missing.
     """
-    looks = {arm: Look(number, arm) for number, arm in enumerate(run.arms, start=1)}
+    looks = _looks(run)
     return [
         accuracy_and_time(looks, figures),
         acceptance_by_position(looks, run),
@@ -52,8 +54,24 @@ def plots(run: Run, figures: Figures) -> list[Plot]:
     ]
 
 
-def accuracy_and_time(looks: Mapping[str, Look], figures: Figures) -> Plot:
-    """Return what an arm's accuracy costs, in time of the target."""
+def frontier(run: Run, figures: Figures) -> str | None:
+    """Return accuracy against time as a file that stands alone; None if there are no times."""
+    svg = accuracy_and_time(_looks(run), figures, named=True).svg
+    return None if svg is None else standalone(svg)
+
+
+def _looks(run: Run) -> dict[str, Look]:
+    return {arm: Look(number, arm) for number, arm in enumerate(run.arms, start=1)}
+
+
+def accuracy_and_time(looks: Mapping[str, Look], figures: Figures, *, named: bool = False) -> Plot:
+    """Return what an arm's accuracy costs, in time of the target.
+
+    Args:
+        looks: Of the arms.
+        figures: The summary.
+        named: Draw the legend too, for a file that stands alone.
+    """
     name, title = "accuracy", "Accuracy against time"
     shown = {
         data: {arm: row for arm, row in part["decoders"].items() if row["time_ratio"]}
@@ -68,16 +86,27 @@ def accuracy_and_time(looks: Mapping[str, Look], figures: Figures) -> Plot:
         for axes, (data, rows) in zip(_panels(figure, len(shown)), shown.items(), strict=True):
             axes.set_title(short(data))
             _draw_trade(axes, rows, looks, figures["target"])
+        if named:
+            _name_arms(figure, used)
 
     caption = (
         "Further up is more often right, further left is faster; half the time is as far from the "
         "target's as double. Lines are 95 % intervals: of the share of right answers (Wilson), and "
         "of the ratio of times over the same problems (bootstrap). Dashed: the target alone."
     )
-    height = 300 * ((len(shown) + 1) // 2)
+    used = [look for arm, look in looks.items() if any(arm in rows for rows in shown.values())]
+    lines = ceil(len(used) / LEGEND_COLUMNS) if named else 0
+    height = 300 * ((len(shown) + 1) // 2) + 24 * lines
     svg = drawn(name, f"{title}; the figures are in the tables", height, draw)
-    used = [look.entry() for arm, look in looks.items() if any(arm in r for r in shown.values())]
-    return Plot(name, title, caption, svg, tuple(used))
+    return Plot(name, title, caption, svg, tuple(look.entry() for look in used))
+
+
+def _name_arms(figure: Figure, looks: Sequence[Look]) -> None:
+    from matplotlib.lines import Line2D
+
+    marks = [Line2D([], [], color=look.colour, marker=look.mark, linestyle="") for look in looks]
+    names = [f"{look.number} {short(look.label)}" for look in looks]
+    figure.legend(marks, names, loc="outside lower center", ncols=LEGEND_COLUMNS)
 
 
 def _draw_trade(

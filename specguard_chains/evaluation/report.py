@@ -1,4 +1,4 @@
-"""The report of a run, to read: report.md, and report.html with plots, which needs no other file.
+"""The report of a run, to read: report.md with a plot, and report.html with all plots in it.
 
 Neither holds any text of the problems or answers. Equal results give equal files.
 """
@@ -17,13 +17,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from specguard_chains.evaluation.caveats import caveats
 from specguard_chains.evaluation.command import command_of
 from specguard_chains.evaluation.figures import Figures
-from specguard_chains.evaluation.plots import plots
+from specguard_chains.evaluation.plots import frontier, plots
 from specguard_chains.evaluation.summary import Run, replace_file, summary_of
 from specguard_chains.evaluation.svg import Plot
 from specguard_chains.evaluation.tables import Table, cost_tables, meanings, results_tables
 from specguard_chains.evaluation.wording import without_folders
 
-MARKDOWN, HTML = "report.md", "report.html"
+MARKDOWN, HTML, FRONTIER = "report.md", "report.html", "accuracy.svg"
 MARKUP = re.compile(r"[\\`*\[\]|#~$&]|<(?! )|(?<!\w)_|_(?!\w)")
 """What Markdown may not show as it stands."""
 
@@ -58,9 +58,16 @@ def write(folder: Path) -> None:
         EvaluationError: There are no results, they are damaged, or matplotlib is missing.
     """
     run = Run.read(folder)
-    report = report_of(run, summary_of(run))
+    figures = summary_of(run)
+    report = report_of(run, figures)
+    if (plot := frontier(run, figures)) is not None:
+        replace_file(folder / FRONTIER, plot)
     for name in (MARKDOWN, HTML):
-        text = _templates(html=name == HTML).get_template(f"{name}.j2").render(report=report)
+        text = (
+            _templates(html=name == HTML)
+            .get_template(f"{name}.j2")
+            .render(report=report, frontier=FRONTIER)
+        )
         replace_file(folder / name, text)
 
 

@@ -26,6 +26,12 @@ VARIABLES = {
     **{INK: "--ink", MUTED: "--muted", GRID: "--grid", PAPER: "--paper"},
     **{colour: f"--series-{number}" for number, colour in enumerate(SERIES)},
 }
+WHITE = "#ffffff"
+ON_WHITE = (
+    *("#1c2430", "#5b6675", "#dfe4ea", WHITE),
+    *("#0b66c3", "#c2410c", "#0f7b5f", "#9d3fa8", "#946200", "#007c98", "#b3225a", "#5c6470"),
+)
+"""Colours of a drawing that stands alone, in the order of `VARIABLES`."""
 MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}
 """What they look like in a text, by matplotlib's names."""
 LONGEST_LABEL = 80
@@ -170,3 +176,12 @@ def inline(svg: str, name: str, label: str) -> str:
     root = f'<svg class="plot" viewBox="{box[1]}" role="img" aria-label="{escape(label)}">'
     body = re.sub(r"\s*\n\s*", " ", body)
     return f"{root}{body.strip()}</svg>"
+
+
+def standalone(svg: str) -> str:
+    """Return an element of a page as a file, with colours that programs without CSS know too."""
+    for name, colour in zip(VARIABLES.values(), ON_WHITE, strict=True):
+        svg = svg.replace(f"var({name})", colour)
+    head, rest = svg.split(">", 1)
+    ground = f'<rect width="100%" height="100%" fill="{WHITE}"/>'
+    return f'{head} xmlns="http://www.w3.org/2000/svg" font-family="sans-serif">{ground}{rest}\n'

@@ -5,19 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specguard_chains.evaluation.svg import MUTED, VARIABLES, Look, drawn, short
+from specguard_chains.evaluation.svg import MUTED, Look, drawn, short, standalone
 from specguard_chains.planning.plan import Plan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TITLE = "Time against the target's, by how much dearer a token of the target is"
-PAPER = "#ffffff"
-COLOURS = (
-    *("#1c2430", "#5b6675", "#dfe4ea", PAPER),
-    *("#0b66c3", "#c2410c", "#0f7b5f", "#9d3fa8", "#946200", "#007c98", "#b3225a", "#5c6470"),
-)
-"""Of a report on white, in the order of `evaluation.svg.VARIABLES`."""
 
 
 def write_plot(plan: Plan, path: Path) -> None:
@@ -27,7 +21,7 @@ def write_plot(plan: Plan, path: Path) -> None:
         EvaluationError: matplotlib is missing.
     """
     svg = drawn("ratios", TITLE, 420, lambda figure: _draw(figure, plan))
-    path.write_text(_standalone(svg), encoding="utf-8")
+    path.write_text(standalone(svg), encoding="utf-8")
 
 
 def _draw(figure: Figure, plan: Plan) -> None:
@@ -48,12 +42,3 @@ def _draw(figure: Figure, plan: Plan) -> None:
     axes.set_ylabel("time, as a ratio to the target's")
     axes.set_title(TITLE)
     axes.legend(loc="upper right")
-
-
-def _standalone(svg: str) -> str:
-    """Return an element of a page as a file, with colours that programs without CSS know too."""
-    for name, colour in zip(VARIABLES.values(), COLOURS, strict=True):
-        svg = svg.replace(f"var({name})", colour)
-    head, rest = svg.split(">", 1)
-    ground = f'<rect width="100%" height="100%" fill="{PAPER}"/>'
-    return f'{head} xmlns="http://www.w3.org/2000/svg" font-family="sans-serif">{ground}{rest}\n'

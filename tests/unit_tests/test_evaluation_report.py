@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -114,6 +115,19 @@ def check_alone(text: str) -> Page:
     defined = set(re.findall(r"(--[\w-]+):", text))
     assert set(re.findall(r"var\((--[\w-]+)\)", text)) <= defined
     return page
+
+
+def test_accuracy_against_time_is_a_file_too(tmp_path: Path) -> None:
+    lines = [result(i, arm, seconds=s) for i in range(3) for arm, s in (("target", 4), ("ours", 3))]
+    folder = write(tmp_path, settings(ARMS), lines)
+    markdown, _ = written(folder)
+    assert "](accuracy.svg)" in markdown
+    svg = (folder / "accuracy.svg").read_text(encoding="utf-8")
+    root = ElementTree.fromstring(svg)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert not re.search(r"var\(|#fe00|https?:(?!//www.w3.org/2000/svg)", svg)
+    assert "1 target" in svg
+    assert "3 ours" in svg
 
 
 def table_rows(markdown: str, title: str) -> list[list[str]]:
