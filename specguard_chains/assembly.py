@@ -178,6 +178,7 @@ def _specguard(
         salvage=options.salvage,
         hand_back=options.hand_back,
         patience=options.pacing(),
+        rewriting=options.rewriting(),
     )
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from specguard_chains.decoding.decoder import CriticalSteps
 from specguard_chains.decoding.grounding import GroundingForm
 from specguard_chains.decoding.pacing import Patience
+from specguard_chains.decoding.rewriting import Proposer, SpeculativeRewriting
 from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.decoding.speculation import Children, Speculation
 from specguard_chains.decoding.steps import Source
@@ -141,9 +142,12 @@ class SpecGuardOptions(BaseModel):
     max_accepted_tokens: int = Field(default=64, ge=0)
     """Longest step that the decoder length accepts, a control."""
 
-    speculate_with: Literal["draft", "prompt"] = "draft"
+    speculate_with: Proposer = "draft"
     """What the speculative decoder drafts with: the draft, or what the prompt and the answer so far
     repeat, which is copied from there; then no draft is loaded."""
+    speculate_rewrites: bool = False
+    """Let the target write its own steps by speculative decoding, too. Pays where a few tokens cost
+    the target little more than one: on GPUs, and with drafts that are much smaller."""
     num_speculative_tokens: int = Field(default=4, ge=1, le=MAX_SPECULATIVE_TOKENS)
     """Most tokens that the speculative decoder drafts at a time."""
     speculative_tree: list[Annotated[int, Field(ge=1, le=64)]] | None = Field(
@@ -232,6 +236,12 @@ class SpecGuardOptions(BaseModel):
                 f"speculative_tree={tree} has {prod(tree or ())} branches; {MAX_LEAVES} at most"
             )
         return tree
+
+    def rewriting(self) -> SpeculativeRewriting | None:
+        """Return how the target of SpecGuard writes several tokens at a time; None is not."""
+        if not self.speculate_rewrites:
+            return None
+        return SpeculativeRewriting(self.speculation(), self.speculate_with)
 
     def speculation(self) -> Speculation:
         """Return what the draft of a speculative decoder proposes at a time."""

@@ -120,5 +120,6 @@ def _one_model(options: SpecGuardOptions) -> bool:
 
 
 def _leaves(options: SpecGuardOptions) -> int:
-    """Return how many branches the tree of a speculative decoder has."""
-    return prod(options.speculative_tree or ()) if options.decoder == "speculative" else 1
+    """Return how many branches the tree of speculative decoding has."""
+    speculates = options.method == "speculative" or options.speculate_rewrites
+    return prod(options.speculative_tree or ()) if speculates else 1

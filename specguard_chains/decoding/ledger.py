@@ -31,16 +31,17 @@ class Ledger:
     def charge(self, source: Source, session: Counting, *, verify: bool = False) -> Iterator[None]:
         """Book the block's wall time, and the session's work in it as that model's.
 
-        Of passes that several requests share, the time counts for each, and the tokens are its own.
+        What blocks within it book is theirs. Of passes that several requests share, the time counts
+        for each, and the tokens are its own.
         """
-        before = replace(session.counters)
+        before, booked = replace(session.counters), self._tokens.copy()
         try:
             with self.time("verify" if verify else source):
                 yield
         finally:
             for what in ("written", "guessed", "read", "reused"):
                 spent = getattr(session.counters, what) - getattr(before, what)
-                self._tokens[source, what] += spent
+                self._tokens[source, what] = booked[source, what] + spent
 
     @contextmanager
     def time(self, what: Source | Literal["verify", "select"]) -> Iterator[None]:
@@ -52,8 +53,8 @@ class Ledger:
             within = sum(self._seconds.values()) - before
             self._seconds[what] += perf_counter() - start - within
 
-    def count(self, source: Source, what: Literal["kept", "passes"], n: int) -> None:
-        """Book drafted tokens that were kept, or passes over drafted tokens."""
+    def count(self, source: Source, what: Literal["kept", "guessed", "passes"], n: int) -> None:
+        """Book tokens that were kept or would have been written so, or passes over drafted ones."""
         self._tokens[source, what] += n
 
     def settle(self) -> tuple[StepTokens, StepSeconds]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,8 +53,12 @@ def drafted(
 
 
 def copied(text: PromptText, speculation: Speculation, depth: int) -> Block:
-    """Copy a chain from the text so far. There is no chance in it, as in a draft's likeliest."""
-    tokens = text.propose(depth, adaptive=speculation.adaptive)
+    """Copy a chain from the text so far."""
+    return chain(text.propose(depth, adaptive=speculation.adaptive))
+
+
+def chain(tokens: Sequence[int]) -> Block:
+    """Return tokens that no law was drawn from: without chance, as a draft's likeliest are."""
     tree = TokenTree((1,) * len(tokens))
     for node, token in enumerate(tokens):
         tree.add(token, node)

@@ -23,7 +23,9 @@ from specguard_chains.decoding.engine_checks import (
     check_scoring,
 )
 from specguard_chains.decoding.grounding import GroundingSpec
+from specguard_chains.decoding.ledger import Ledger
 from specguard_chains.decoding.pacing import Pacing, Patience
+from specguard_chains.decoding.rewriting import SpeculativeRewriting
 from specguard_chains.decoding.selection import Selector
 from specguard_chains.decoding.steps import Judgement, Review, Source, Step, Verdict
 from specguard_chains.decoding.verification import Situation, Verifier
@@ -69,6 +71,8 @@ class SpecGuardDecoder:
     written, and give the rest of the step back to the draft; None lets it finish the step."""
     patience: Patience | None = None
     """When to let the target go on without a draft; None always drafts."""
+    rewriting: SpeculativeRewriting | None = None
+    """How the target writes several tokens at a time; None lets it write one by one."""
 
     def __post_init__(self) -> None:
         """Validate."""
@@ -86,6 +90,8 @@ class SpecGuardDecoder:
             check_scoring(self.target, "set verify_with='draft'")
         if self.target_confidence is not None:
             check_scoring(self.target, "leave out target_confidence")
+        if self.rewriting is not None:
+            self.rewriting.check(self.draft, self.target, self.verifier)
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -102,7 +108,7 @@ class SpecGuardDecoder:
         """See `Decoder.decode` (paper, algorithm 1)."""
         with ExitStack() as stack:
             draft, target = self._open(request, stack)
-            answer = Answer(request, self.shape, draft, target)
+            answer, writer = self._begin(request, draft, target)
             pacing = Pacing(self.patience)
             while not answer.finished:
                 proposal = self._propose(draft, target, answer, pacing)
@@ -110,9 +116,9 @@ class SpecGuardDecoder:
                 if proposal.judgement.verdict is Verdict.ACCEPTED:
                     step, source = proposal.candidate, Source.DRAFT
                 else:
-                    step, source = self._regenerate(draft, target, answer, proposal), Source.TARGET
+                    step, source = self._regenerate(draft, writer, answer, proposal), Source.TARGET
                 while answer.review(step, source, proposal) is Review.REGENERATE:
-                    step, source = self._regenerate(draft, target, answer, proposal), Source.TARGET
+                    step, source = self._regenerate(draft, writer, answer, proposal), Source.TARGET
                 yield answer.extend(step, source, proposal)
 
     def _propose(self, draft: Session, target: Session, answer: Answer, pacing: Pacing) -> Proposal:
@@ -172,7 +178,7 @@ class SpecGuardDecoder:
         return replace(proposal, judgement=judged)
 
     def _regenerate(
-        self, draft: Session, target: Session, answer: Answer, proposal: Proposal
+        self, draft: Session, writer: Session, answer: Answer, proposal: Proposal
     ) -> Candidate:
         """Let the target write the step from the context; the draft's text is no more than a guess.
 
@@ -185,13 +191,13 @@ class SpecGuardDecoder:
         most = None
         if drafted is not None and self.hand_back is not None:
             most = len(drafted.tokens) + self.hand_back
-        with answer.ledger.charge(Source.TARGET, target):
+        with answer.ledger.charge(Source.TARGET, writer):
             candidates = answer.sample(
-                target, Source.TARGET, self._rewrites, guess=guess, max_tokens=most
+                writer, Source.TARGET, self._rewrites, guess=guess, max_tokens=most
             )
         with answer.ledger.time("select"):
             step = candidates[self._choose(candidates)]
-        if not answer.request.prompt.passages or self._reader == "target" or draft is target:
+        if not answer.request.prompt.passages or self._reader == "target" or draft is writer:
             return step
         # The draft is about to read this step anyway; all steps' passages are told by one model.
         if not draft.fits(step):
@@ -244,8 +250,22 @@ class SpecGuardDecoder:
 
         return can_be_accepted
 
+    def _begin(self, request: Request, draft: Session, target: Session) -> tuple[Answer, Session]:
+        """Return an empty answer, and what the target writes its steps of it with."""
+        if self.rewriting is None:
+            return Answer(request, self.shape, draft, target), target
+        ledger = Ledger()
+        writer = self.rewriting.writer(draft, target, ledger)
+        followers = self.rewriting.followers(draft, writer)
+        return Answer(request, self.shape, *followers, ledger=ledger), writer
+
     def _open(self, request: Request, stack: ExitStack) -> tuple[Session, Session]:
         """Open both sequences; a model that is draft and target at once has one."""
+        if self.rewriting is not None and request.prompt.passages:
+            raise ConfigurationError(
+                "passages need attention, which tokens that are proposed to the target have not; "
+                "leave out speculate_rewrites, or give no passages"
+            )
         spec = self.grounding if self._reads_attention(request) else None
 
         def open_session(engine: Engine, *, reads: bool, state_layer: int | None = None) -> Session:

@@ -33,17 +33,17 @@ class SpeculativeDecoder:
     def __post_init__(self) -> None:
         """Validate."""
         for engine in self.engines:
-            _check_engine(engine, self.speculation)
+            check_speculation(engine, self.speculation)
         if self.draft is None and prod(self.speculation.widths) > 1:
             raise ConfigurationError(
                 f"what is copied from the prompt is a chain, not a tree of widths "
                 f"{self.speculation.widths}; leave speculative_tree out, or take a draft"
             )
-        if self.draft is not None and self.draft.vocabulary != self.target.vocabulary:
-            raise ConfigurationError(
-                f"speculative decoding needs models of one vocabulary, and {self.draft.name} and "
-                f"{self.target.name} have different ones; take decoder='specguard', which hands "
-                "whole steps over as text, or a draft of the target's family"
+        if self.draft is not None:
+            check_vocabulary(
+                self.draft,
+                self.target,
+                "take decoder='specguard', which hands whole steps over as text",
             )
 
     @property
@@ -90,7 +90,16 @@ def _open(engine: Engine, request: Request) -> LogitSession:
     return cast("LogitSession", request.open(engine))  # as its capabilities say
 
 
-def _check_engine(engine: Engine, speculation: Speculation) -> None:
+def check_vocabulary(draft: Engine, target: Engine, remedy: str) -> None:
+    """Refuse models whose tokens differ."""
+    if draft.vocabulary != target.vocabulary:
+        raise ConfigurationError(
+            f"speculative decoding needs models of one vocabulary, and {draft.name} and "
+            f"{target.name} have different ones; {remedy}, or take a draft of the target's family"
+        )
+
+
+def check_speculation(engine: Engine, speculation: Speculation) -> None:
     """Refuse an engine that has no logits, or no room for the draft's trees."""
     has, leaves = engine.capabilities, prod(speculation.widths)
     if not has.logits:

@@ -19,12 +19,15 @@ from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.engine import Candidate, LogitSession, Look, Reading, Watch
 from specguard_chains.decoding.ledger import Ledger
 from specguard_chains.decoding.prompt_lookup import PromptText
-from specguard_chains.decoding.proposals import Block, copied, drafted
+from specguard_chains.decoding.proposals import Block, chain, copied, drafted
 from specguard_chains.decoding.sampling import Sampling, distribution, generators, logprob
 from specguard_chains.decoding.speculation import Speculation
 from specguard_chains.decoding.step_writer import StepWriter
 from specguard_chains.decoding.steps import Source
 from specguard_chains.errors import ContextOverflowError
+
+GUESSED_TOKENS = 16
+"""Tokens of a guess that are checked at once: what is rejected mostly differs soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,8 @@ class SpeculativeSession:
     """A `Session` of the target that a draft speeds up.
 
     A step that was written is mostly accepted next. Until something else is asked for, both
-    sessions keep what they have computed of it.
+    sessions keep what they have computed of it. A guess, such as a rejected step, is proposed
+    before anything else, for as long as the step goes the same way.
     """
 
     def __init__(
@@ -51,13 +55,20 @@ class SpeculativeSession:
         target: LogitSession,
         speculation: Speculation,
         ledger: Ledger | None = None,
+        *,
+        rewrites: bool = False,
     ) -> None:
-        """Start where both sessions are; what they compute is booked in the ledger."""
+        """Start where both sessions are; what they compute is booked in the ledger.
+
+        `rewrites` says that the draft writes steps of its own too: what the target keeps of its
+        proposals is booked as salvaged, not as kept.
+        """
         self.counters = target.counters
         self._draft = draft
         self._target = target
         self._speculation = speculation
         self._ledger = ledger or Ledger()
+        self._rewrites = rewrites
         self._depth = speculation.depth
         self._ahead: _Ahead | None = None
         self._settle()
@@ -94,25 +105,36 @@ class SpeculativeSession:
                 f"{self.room}; raise n_ctx or shorten the prompt"
             )
         distinct = 1 if sampling.greedy else n
+        tokens = self._target.tokens_of(guess)[: boundary.max_tokens] if guess else ()
         candidates = [
-            self.write(boundary, sampling, likeliest if sampling.greedy else chooser(rng), watch)
+            self.write(
+                *(boundary, sampling, likeliest if sampling.greedy else chooser(rng)),
+                *(watch, tokens),
+            )
             for rng in generators(seed, distinct)
         ]
         return candidates if distinct == n else candidates * n
 
     def write(
-        self, boundary: Boundary, sampling: Sampling, choose: Choose, watch: Watch | None = None
+        self,
+        boundary: Boundary,
+        sampling: Sampling,
+        choose: Choose,
+        watch: Watch | None = None,
+        guess: Sequence[int] = (),
     ) -> Candidate:
         """Return a step whose tokens have the target's law, if `choose` draws fairly."""
         self._go_back()
         step, depth, kept = self._target.writer(boundary), self._depth, 0
         while step.ending is None:
             left = boundary.max_tokens - len(step.tokens)
-            block = self._propose(min(depth, left - 1), sampling, choose)
+            guessed = self._guessed(guess, step.tokens, left - 1)
+            block = guessed or self._propose(min(depth, left - 1), sampling, choose)
             before = len(step.tokens)
             accepted = self._verify(block, step, sampling, choose)
             kept += min(accepted, len(step.tokens) - before)
-            if block.depth and not isinstance(self._draft, PromptText):  # which sees it in the text
+            by_draft = not guessed and not isinstance(self._draft, PromptText)
+            if block.depth and by_draft:  # what is copied goes by the text
                 depth = self._speculation.next_depth(depth, block.depth, accepted)
             if watch is not None and not watch(min(step.logprobs), None):
                 step.ending = Ending.REJECTED_EARLY
@@ -136,7 +158,7 @@ class SpeculativeSession:
         """See `Session.accept`."""
         if self._ahead is not None and self._holds(candidate):
             self._depth = self._ahead.depth
-            self._ledger.count(Source.DRAFT, "kept", self._ahead.kept)
+            self._book_kept(self._ahead.kept)
         elif self.fits(candidate):
             self._draft.accept(candidate)
             self._target.accept(candidate)
@@ -159,6 +181,20 @@ class SpeculativeSession:
         """See `Session.close`."""
         self._draft.close()
         self._target.close()
+
+    def _book_kept(self, n: int) -> None:
+        if self._rewrites:
+            self._ledger.count(Source.TARGET, "guessed", n)
+        else:
+            self._ledger.count(Source.DRAFT, "kept", n)
+
+    def _guessed(self, guess: Sequence[int], written: Sequence[int], most: int) -> Block | None:
+        """Return the next tokens of a guess that the step has followed so far, if there are any."""
+        if list(guess[: len(written)]) != list(written):
+            return None
+        tokens = guess[len(written) : len(written) + min(most, GUESSED_TOKENS)]
+        tokens = tokens[: self._target.admits(tokens)]
+        return chain(tokens) if tokens else None
 
     def _propose(self, depth: int, sampling: Sampling, choose: Choose) -> Block:
         """Return what the target is to check."""
@@ -199,10 +235,14 @@ class SpeculativeSession:
         self._lengths = self._draft.length, self._target.length
 
     def _go_back(self) -> None:
-        """Take back what was written ahead: a step, or the beginning of one."""
+        """Take back what was written ahead: a step, or the beginning of one.
+
+        Where nothing was, the sessions keep what they hold beside the sequence.
+        """
         self._ahead = None
         for session, length in zip((self._draft, self._target), self._lengths, strict=True):
-            session.rollback(length)
+            if session.length != length:
+                session.rollback(length)
 
 
 def _walk(

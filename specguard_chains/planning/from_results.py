@@ -89,7 +89,7 @@ def read_run(folder: Path, costs: PairCosts) -> FromResults:
     complete = {
         arm: [result for result in results.values() if result.error is None and result.steps]
         for arm, results in run.by_arm().items()
-        if run.decoder(arm) in METHODS
+        if run.decoder(arm) in METHODS and not _option(run, arm, "speculate_rewrites")
     }
     arms = {arm: results for arm, results in complete.items() if results}
     if not arms:
@@ -103,6 +103,9 @@ def read_run(folder: Path, costs: PairCosts) -> FromResults:
             continue
         if run.decoder(arm) == "speculative" and _option(run, arm, "speculate_with") == "prompt":
             notes.append(f"{arm}: a plan is of pairs, and this arm has no draft; left out.")
+            continue
+        if _option(run, arm, "speculate_rewrites"):
+            notes.append(f"{arm}: its target's speculative decoding is not in a plan; left out.")
             continue
         if arm not in arms:
             notes.append(f"{arm}: nothing can be told from its counts; left out.")

@@ -304,7 +304,7 @@ def test_costs_are_booked_to_who_did_the_work() -> None:
 
 def test_seconds_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 10.5, 20.0, 21.0, 30.0, 32.0, 40.0, 44.0])
-    monkeypatch.setattr("specguard_chains.decoding.answer.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("specguard_chains.decoding.ledger.perf_counter", lambda: next(clock))
     ledger, session = Ledger(), FakeSession(9)
     for source, verify in (
         (Source.DRAFT, False),

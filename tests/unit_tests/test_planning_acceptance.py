@@ -369,6 +369,14 @@ def test_an_arm_that_counts_say_nothing_of_is_left_out(clock: Clock, tmp_path: P
     assert any("target-majority" in note and "left out" in note for note in found.notes)
 
 
+def test_an_arm_whose_target_speculates_is_left_out(clock: Clock, tmp_path: Path) -> None:
+    mixed = "specguard-greedy:speculate_rewrites=true"
+    costs = toy_run(clock, tmp_path, f"{mixed},target,specguard-greedy")
+    found = read_run(tmp_path, costs)
+    assert [check.arm for check in found.checks] == ["target", "specguard-greedy"]
+    assert f"{mixed}: its target's speculative decoding is not in a plan; left out." in found.notes
+
+
 def test_an_arm_without_a_draft_is_left_out(clock: Clock, tmp_path: Path) -> None:
     lookup = "speculative:speculate_with=prompt"
     costs = toy_run(clock, tmp_path, f"target,speculative,{lookup}")
