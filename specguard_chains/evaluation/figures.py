@@ -14,14 +14,9 @@ from statistics import fmean
 from typing import Any
 
 from specguard_chains.decoding.steps import FinishReason
+from specguard_chains.evaluation.paired_shares import difference_interval
 from specguard_chains.evaluation.results import Result, StepResult
-from specguard_chains.evaluation.statistics import (
-    Estimate,
-    mcnemar_p,
-    mean_difference,
-    ratio_of_sums,
-    wilson_interval,
-)
+from specguard_chains.evaluation.statistics import mcnemar_p, ratio_of_sums, wilson_interval
 
 ProblemKey = tuple[str, str]
 """Data set and problem."""
@@ -34,7 +29,7 @@ PARTS = ("draft", "verify", "select", "target")
 """What an arm's seconds are spent on, as far as it is recorded."""
 RESAMPLES = 2_000
 """Enough for the ends of an interval to be sure to 0.35 points of its confidence."""
-TURN_S = 3600.0
+TURN_S = 1800.0
 """Results of a problem that began within this time of each other were written in turns."""
 
 
@@ -66,14 +61,14 @@ def control_figures(control: Results, label: str, controlled: Results) -> Figure
     """
     pairs = _pairs(controlled, control)
     right, other = _rights(pairs)
-    gain = mean_difference(right, other, resamples=RESAMPLES)
+    wins, losses = _discordant(right, other)
     return {
         "of": label,
         "n": len(pairs),
         "acceptance_by_step": acceptance([own for _, own in pairs]),
         "acceptance_of_controlled": acceptance([theirs for theirs, _ in pairs]),
-        "gain": _value(gain),
-        "gain_interval": _interval(gain),
+        "gain": _share(wins - losses, len(pairs)),
+        "gain_interval": difference_interval(wins, losses, len(pairs)),
         "mcnemar_p": mcnemar_p(right, other),
     }
 
@@ -106,14 +101,14 @@ def _against(results: Results, target: Results | None) -> Figures:
     """Return how often an arm is right where the target is not, and the other way round."""
     pairs = _pairs(results, target or {})
     right, of_target = _rights(pairs)
-    difference = mean_difference(right, of_target, resamples=RESAMPLES)
+    wins, losses = _discordant(right, of_target)
     itself = results is target
     return {
         "pairs": len(pairs),
-        "only_right": sum(a and not b for a, b in zip(right, of_target, strict=True)),
-        "only_target_right": sum(b and not a for a, b in zip(right, of_target, strict=True)),
-        "difference_to_target": _value(difference),
-        "difference_interval": None if itself else _interval(difference),
+        "only_right": wins,
+        "only_target_right": losses,
+        "difference_to_target": _share(wins - losses, len(pairs)),
+        "difference_interval": None if itself else difference_interval(wins, losses, len(pairs)),
         "mcnemar_p": None if itself else mcnemar_p(right, of_target),
     }
 
@@ -148,8 +143,8 @@ def _time_ratio(results: Results, target: Results | None) -> Figures:
     )
     return {
         "timed_pairs": len(pairs),
-        "time_ratio": _value(ratio),
-        "time_ratio_interval": None if results is target else _interval(ratio),
+        "time_ratio": ratio.value if ratio else None,
+        "time_ratio_interval": None if ratio is None or results is target else ratio.interval,
     }
 
 
@@ -192,12 +187,10 @@ def _rights(pairs: Pairs) -> tuple[list[bool], list[bool]]:
     return [one.right for one, _ in pairs], [other.right for _, other in pairs]
 
 
-def _value(estimate: Estimate | None) -> float | None:
-    return estimate.value if estimate else None
-
-
-def _interval(estimate: Estimate | None) -> tuple[float, float] | None:
-    return estimate.interval if estimate else None
+def _discordant(one: Sequence[bool], other: Sequence[bool]) -> tuple[int, int]:
+    """Return how many problems only the first has right, and how many only the second."""
+    pairs = list(zip(one, other, strict=True))
+    return sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -1,9 +1,8 @@
 """Whether one of two is right as often as the other on the same problems, from few problems too.
 
-The bootstrap of `statistics.mean_difference` has no width where both are right on the same
-problems, so that four problems would show anything. These are Tango's score interval and test
-(Statistics in Medicine 17:891, 1998), which have one there: none of n lost still leaves room for a
-loss of z² / (n + z²).
+A bootstrap of the differences has no width where both are right on the same problems, so that four
+problems would show anything. These are Tango's score interval and test (Statistics in Medicine
+17:891, 1998), which have one there: none of n lost still leaves room for a loss of z² / (n + z²).
 
 A win is a problem that only the first has solved, a loss one that only the second has. Counts may
 be fractions, for what a share would amount to on more problems.

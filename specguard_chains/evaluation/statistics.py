@@ -1,4 +1,4 @@
-"""Figures with their uncertainty: shares, paired differences and ratios, and AUROC.
+"""Figures with their uncertainty: shares, ratios of paired sums, and AUROC.
 
 Decoders are compared on the same problems, so a resample of the bootstrap draws problems, and with
 a problem all that belongs to it: both decoders' figures, or all of its steps. Intervals are
@@ -72,23 +72,6 @@ def sign_test_p(wins: int, losses: int) -> float:
     n = wins + losses
     tail = sum(math.comb(n, k) for k in range(min(wins, losses) + 1))
     return min(1.0, float(2 * tail / 2**n))
-
-
-def mean_difference(
-    first: ArrayLike,
-    second: ArrayLike,
-    *,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-    confidence: float = 0.95,
-) -> Estimate | None:
-    """Return the mean of first − second over the same problems, None if there are none."""
-    a, b = _paired(first, second)
-    if not a.size:
-        return None
-    differences = a - b
-    drawn = [counts @ differences / a.size for counts in _draws(a.size, seed, resamples)]
-    return _estimate(float(differences.mean()), drawn, a.size, confidence)
 
 
 def ratio_of_sums(

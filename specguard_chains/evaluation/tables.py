@@ -46,7 +46,7 @@ RESULTS = (
     Column(
         "to target",
         "By how many percentage points more problems are right than with the target alone, over "
-        "those that both have attempted, with a 95 % bootstrap interval over problems.",
+        "those that both have attempted, with Tango's 95 % score interval of paired shares.",
         lambda row: (
             f"{points(row['difference_to_target'])}{between(row['difference_interval'], points)}"
         ),
@@ -65,7 +65,7 @@ RESULTS = (
     Column(
         "time ratio",
         "Sum of the seconds over that of the target, over problems that both have answered within "
-        "the same hour, with a 95 % bootstrap interval over problems. Below 1 is faster than the "
+        "half an hour, with a 95 % bootstrap interval over problems. Below 1 is faster than the "
         "target.",
         lambda row: f"{ratio(row['time_ratio'])}{between(row['time_ratio_interval'], ratio)}",
     ),
@@ -96,7 +96,7 @@ PAIRED = (
     RESULTS[3],
     Column(
         "timed",
-        "Problems that both have answered within the same hour, whose times are compared.",
+        "Problems that both have answered within half an hour, whose times are compared.",
         lambda row: str(row["timed_pairs"]),
     ),
 )
@@ -125,7 +125,7 @@ CONTROLS = (
     Column(
         "gain",
         "By how many percentage points the controlled arm is more often right than its control: "
-        "what its signal is worth. With a 95 % bootstrap interval over problems.",
+        "what its signal is worth. With Tango's 95 % score interval of paired shares.",
         lambda row: (
             f"{points(row['control']['gain'])}{between(row['control']['gain_interval'], points)}"
         ),

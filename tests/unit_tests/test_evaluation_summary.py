@@ -48,8 +48,7 @@ def test_accuracy_and_what_it_is_beside_the_target(folder: Path) -> None:
     assert ours["difference_to_target"] == 0.25
     assert (ours["only_right"], ours["only_target_right"]) == (1, 0)
     assert ours["mcnemar_p"] == 1  # one win of one
-    low, high = ours["difference_interval"]
-    assert low == 0 and 0.5 <= high <= 1
+    assert ours["difference_interval"] == pytest.approx([-0.362364, 0.699358])  # Tango's
     draft = found["draft"]
     assert (draft["difference_to_target"], draft["only_target_right"]) == (-0.25, 1)
 
@@ -92,8 +91,17 @@ def test_a_control_beside_what_it_controls(folder: Path) -> None:
     assert control["acceptance_by_step"] == 0.5
     assert control["acceptance_of_controlled"] == pytest.approx(2 / 3, rel=1e-5)
     assert control["gain"] == 0.5  # right on 0, 1 and 2 against 1
+    assert control["gain_interval"] == pytest.approx([-0.234836, 0.849961])
     assert control["mcnemar_p"] == 0.5  # two wins of two
     assert found["ours"]["control"] is None
+
+
+def test_arms_that_are_right_on_the_same_problems_may_still_differ(tmp_path: Path) -> None:
+    lines = [result(i, arm) for i in range(4) for arm in ("target", "ours", "random@ours")]
+    found = rows(write(tmp_path, settings(ARMS), lines))
+    ends = pytest.approx([-0.489891, 0.489891])
+    assert found["ours"]["difference_interval"] == ends
+    assert found["random@ours"]["control"]["gain_interval"] == ends
 
 
 def test_controls_are_compared_over_what_both_have(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specguard_chains.errors import EvaluationError
-from specguard_chains.evaluation.summary import Run
+from specguard_chains.evaluation.summary import Run, summary_of
 from specguard_chains.planning.goals import as_accurate, compare, verdicts, within
 from tests.unit_tests.toy_results import result, settings, write
 
@@ -57,6 +57,13 @@ def test_the_fastest_arm_that_is_not_below_the_target(tmp_path: Path) -> None:
         "low": "lower so far",
         "high": "not below",
     }
+
+
+def test_the_report_has_the_same_interval(tmp_path: Path) -> None:
+    recorded = calibration(tmp_path)
+    rows = summary_of(recorded)["decoders"]
+    for each in compare(recorded).arms[1:]:
+        assert each.interval == pytest.approx(rows[each.arm]["difference_interval"], rel=1e-5)
 
 
 def test_too_few_problems_give_the_target_and_how_many_it_takes(tmp_path: Path) -> None:
