@@ -69,7 +69,7 @@ def timeless(results: list[Result]) -> dict[Any, Any]:
         steps = tuple(replace(step, seconds={}) for step in result.steps)
         counts = {k: v for k, v in result.metrics.items() if not k.endswith("_seconds")}
         changes = {"steps": steps, "metrics": counts, "seconds": 0.0, "peak_rss_mb": 0.0}
-        kept[result.key] = replace(result, **changes)
+        kept[result.key] = replace(result, started=None, **changes)
     return kept
 
 
@@ -84,7 +84,7 @@ def test_every_arm_solves_every_problem_and_all_is_recorded(tmp_path: Path) -> N
     line = next(line for line in lines(tmp_path) if line["arm"] == "specguard-greedy")
     assert set(line) == {
         *("problem", "data", "arm", "right", "extracted", "timed_out", "seconds", "tokens"),
-        *("finish_reason", "seed", "metrics", "peak_rss_mb", "steps", "text"),
+        *("finish_reason", "seed", "metrics", "peak_rss_mb", "steps", "text", "started"),
     }
     assert set(line["steps"][0]) == {
         *("source", "verdict", "score", "confidence", "grounding", "threshold", "rejected_early"),
