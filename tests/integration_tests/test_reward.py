@@ -25,6 +25,7 @@ from torch import nn
 
 from specguard_adapters.reward import KINDS, Head, Layout, RewardKind, Scale
 from specguard_adapters.reward import network as reward_network
+from specguard_adapters.reward.memory import TEXTS
 from specguard_adapters.reward.tokens import RewardTokens
 from specguard_chains.adapters import ProcessRewardModel
 from specguard_chains.decoding.rewards import RewardModel
@@ -343,19 +344,44 @@ def test_reuse_equals_computing_anew(made: Made) -> None:
         assert prm(messages, steps) == pytest.approx(anew(messages, steps), abs=1e-5)
 
 
-def test_only_what_is_new_is_computed(qwen: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def note_lengths(prm: ProcessRewardModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return how many tokens each coming pass computes; filled as they are."""
     lengths: list[int] = []
-    prm = load(qwen)
     forward = prm._network._state
     monkeypatch.setattr(
         prm._network,
         "_state",
         lambda tokens, cache: lengths.append(len(tokens)) or forward(tokens, cache),
     )
+    return lengths
+
+
+def test_only_what_is_new_is_computed(qwen: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    prm = load(qwen)
+    lengths = note_lengths(prm, monkeypatch)
     for n in (1, 2, 3, 3):
         prm(MESSAGES, STEPS[:n])
     whole = [len(qwen.tokens(n)) for n in (1, 2, 3)]
     assert lengths == [whole[0], whole[1] - whole[0], whole[2] - whole[1], 1]
+
+
+def test_answers_in_turns_go_on_from_their_own_beginnings(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as are remembered; the second of each one's steps is rejected and written anew."""
+    prm, anew = load(made), load(made, reuse=False)
+    lengths = note_lengths(prm, monkeypatch)
+    answers = [[f"{n} it is.\n\n"] for n in range(TEXTS)]
+    for step in (None, "Is it?", "No, it is.\n\n", "So be it."):
+        for answer in answers:
+            steps = [*answer, step] if step else answer
+            assert prm(MESSAGES, steps) == pytest.approx(anew(MESSAGES, steps), abs=1e-5)
+            if step != "Is it?":
+                answer[:] = steps
+    later = lengths[TEXTS:]
+    own = len(made.tokens(1)) - len(encode(stripped(1)[0]))  # the question, and what stands around
+    assert max(later) < own
+    assert all(len({*later[n : n + TEXTS]}) == 1 for n in range(0, len(later), TEXTS))
 
 
 def test_what_was_computed_can_be_forgotten(qwen: Made) -> None:
@@ -633,6 +659,24 @@ def test_what_failed_is_not_reused(qwen: Made, monkeypatch: pytest.MonkeyPatch) 
         patch.setattr(prm._network._model.base_model.layers[1], "forward", fails)
         with pytest.raises(EngineError, match=r"memory does not suffice.*smaller dtype"):
             prm(MESSAGES, STEPS[:2])
+    assert prm(MESSAGES, STEPS[:2]) == pytest.approx(qwen.expected(2), abs=1e-5)
+
+
+def test_other_texts_are_forgotten_where_the_memory_does_not_suffice(
+    qwen: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prm = load(qwen)
+    layer = prm._network._model.base_model.layers[1]
+    forward = layer.forward
+
+    def fails(*args: Any, **settings: Any) -> Any:
+        if prm._network._memory:
+            raise torch.OutOfMemoryError("no room")
+        return forward(*args, **settings)
+
+    for step in STEPS:
+        prm(MESSAGES, [step])
+    monkeypatch.setattr(layer, "forward", fails)
     assert prm(MESSAGES, STEPS[:2]) == pytest.approx(qwen.expected(2), abs=1e-5)
 
 

@@ -24,8 +24,9 @@ from specguard_chains.errors import ConfigurationError, ContextOverflowError, En
 class ProcessRewardModel:
     """A `RewardModel` over a model of transformers.
 
-    Each call reads the conversation and all steps so far. What the call before has read in common
-    is not computed again, so that a step of an answer costs its own tokens only.
+    Each call reads the conversation and all steps so far. What one of the latest texts has in
+    common with it is not computed again, so that a step costs its own tokens only, also where
+    several answers are written in turns.
     """
 
     def __init__(
@@ -51,8 +52,8 @@ class ProcessRewardModel:
             kind: What the model reads and how its reward is read, by name or described; see
                 `specguard_adapters.reward.KINDS`. None finds it out.
             n_ctx: Most tokens that it reads; None takes what its config says.
-            reuse: Keep what was computed for the next call. In formats of 16 bits, rewards then
-                depend a little (about 0.003) on what was computed together.
+            reuse: Keep what was computed of the latest texts for the next calls. In formats of 16
+                bits, rewards then depend a little (about 0.003) on what was computed together.
             device: Such as "cpu" or "cuda:1"; None takes a GPU if there is one.
             dtype: Number format, such as "bfloat16"; None takes the one that the file has.
             revision: Branch, tag or commit on the hub.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from specguard_adapters.huggingface.checks import HALF_TOLERANCE, TOLERANCE
 from specguard_adapters.huggingface.model import NotEnoughMemoryError
 from specguard_adapters.reward.heads import head_of
 from specguard_adapters.reward.kinds import Head
+from specguard_adapters.reward.memory import Memory
 from specguard_chains.errors import ConfigurationError, EngineError
 
 CHECKED = 16
@@ -23,7 +24,7 @@ CHECKED = 16
 
 
 class Network:
-    """Remembers keys and values of the last tokens, so that only what is new is computed."""
+    """Remembers keys and values of the latest texts, so that only what is new is computed."""
 
     def __init__(
         self, model: PreTrainedModel, head: Head, picked: Sequence[int], name: str, *, reuse: bool
@@ -51,8 +52,7 @@ class Network:
         known = inspect.signature(self._body.forward).parameters
         self._cache_name = "cache" if "cache" in known else "past_key_values"
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
-        self._tokens: list[int] = []
-        self._cache: Any = None
+        self._memory: Memory[DynamicCache] = Memory(_beginning)
         if self._reuse:
             self._check()
 
@@ -62,20 +62,28 @@ class Network:
         Raises:
             EngineError: The memory does not suffice, or the model fails.
         """
+        try:
+            return self._numbers(tokens)
+        except NotEnoughMemoryError:
+            if not self._memory:
+                raise
+            self.clear()  # what is remembered of other texts may be what is missing
+        return self._numbers(tokens)
+
+    def clear(self) -> None:
+        """Forget what was computed."""
+        self._memory.clear()
+
+    def _numbers(self, tokens: Sequence[int]) -> list[float]:
         kept, cache = self._remembered(tokens)
-        self.clear()  # should the pass fail, the cache is of no use
         with torch.inference_mode(), self._translated(len(tokens)):
             state = self._state(tokens[kept:], cache)
             numbers = state if self._head is None else self._head(state)
             picked = numbers[self._picked] if self._picked else numbers
             values: list[float] = picked.tolist()
-        if self._reuse:
-            self._tokens, self._cache = list(tokens), cache
+        if cache is not None:
+            self._memory.put(tokens, cache)
         return values
-
-    def clear(self) -> None:
-        """Forget what was computed."""
-        self._tokens, self._cache = [], None
 
     @contextmanager
     def _translated(self, length: int) -> Iterator[None]:
@@ -91,18 +99,16 @@ class Network:
             first = next(iter(str(error).splitlines()), "")
             raise EngineError(f"{self._name} failed: {type(error).__name__}: {first}") from error
 
-    def _remembered(self, tokens: Sequence[int]) -> tuple[int, Any]:
-        """Return how many first tokens need not be computed, and what is known of them."""
+    def _remembered(self, tokens: Sequence[int]) -> tuple[int, DynamicCache | None]:
+        """Return how many first tokens need not be computed, and a cache that holds just these.
+
+        None in its place if nothing is to be remembered.
+        """
         if not self._reuse:
             return 0, None
-        pairs = zip(self._tokens, tokens[:-1], strict=False)  # the last one must come out
-        kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        if not kept:
-            # Without a config all is kept, also what is behind a layer's window.
-            return 0, DynamicCache()
-        if surplus := len(self._tokens) - kept:
-            self._cache.crop(-surplus)
-        return kept, self._cache
+        kept, cache = self._memory.take(tokens)
+        # Without a config all is kept, also what is behind a layer's window.
+        return kept, DynamicCache() if cache is None else cache
 
     def _state(self, tokens: Sequence[int], cache: Any) -> torch.Tensor:
         """Return what the model makes of the last token: what the head reads, or the numbers."""
@@ -145,3 +151,14 @@ class Network:
             f"{self._name} cannot take up where it has stopped ({problem}); load it with "
             "reuse=False"
         )
+
+
+def _beginning(cache: DynamicCache, length: int, wanted: int) -> DynamicCache:
+    """Return a cache of the first `wanted` of `length` tokens, which shares the tensors.
+
+    Nobody writes into these: layers of this kind replace them when tokens are added or removed.
+    """
+    begun = copy(cache)
+    begun.layers = [copy(layer) for layer in cache.layers]
+    begun.crop(wanted - length)
+    return begun
