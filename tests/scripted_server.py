@@ -252,7 +252,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._chunk(b": a comment\n\n")
 
     def _event(self, event: dict[str, Any]) -> None:
-        self._chunk(f"data: {json.dumps(event)}\n\n".encode())
+        escaped = self.script.dialect != "vllm"  # which escapes only what JSON demands
+        self._chunk(f"data: {json.dumps(event, ensure_ascii=escaped)}\n\n".encode())
 
     def _chunk(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))

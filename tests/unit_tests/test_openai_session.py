@@ -70,6 +70,13 @@ def step(session: Session, tokens: int = 50, sampling: Sampling = GREEDY, **more
 both = pytest.mark.parametrize("text", [False, True], ids=["ids", "text"])
 
 
+def test_line_separators_within_a_text_stay_there(make: Make) -> None:
+    """Servers may send them as they are, and httpx takes them for ends of lines."""
+    written = "one\u2028two\x85three\u2029four"
+    _, engine = make(written)
+    assert step(engine.open(ASK)).text == written
+
+
 @both
 def test_an_answer_is_written_step_by_step(make: Make, text: bool) -> None:
     _, engine = make("One.\n\nTwo.", text=text)

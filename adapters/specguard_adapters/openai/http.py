@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import httpx
 
 from specguard_adapters.openai.errors import TransientError, Translator
+from specguard_adapters.openai.events import event_data
 from specguard_adapters.openai.retries import retrying
 from specguard_chains.errors import DecodingCancelled, EngineError, SpecGuardError
 
@@ -227,13 +228,8 @@ class Client:
     async def _events(self, response: httpx.Response) -> AsyncIterator[Json]:
         """Yield the JSON objects of a stream of server-sent events."""
         self._translator.expect_events(response)
-        async for line in response.aiter_lines():
-            field, _, value = line.partition(":")
-            if field != "data" or not value.strip():
-                continue
-            if value.strip() == "[DONE]":
-                continue  # to the end of the body: only then the connection can be used again
-            yield self._translator.event(value, response)
+        async for data in event_data(response.aiter_bytes()):
+            yield self._translator.event(data, response)
 
     def _pause(self, seconds: float, call: _Call) -> None:
         until = time.monotonic() + seconds
