@@ -21,11 +21,11 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from specguard_adapters.llama_cpp import LlamaCppEngine, ggml, weights
-from specguard_adapters.llama_cpp.cache import check_attention, read_attention
+from specguard_adapters.llama_cpp import LlamaCppEngine, tap, weights
+from specguard_adapters.llama_cpp.checks import FullAttention, check_attention, read_attention
 from specguard_adapters.llama_cpp.context import Context
-from specguard_adapters.llama_cpp.ggml import AttentionTap, FullAttention
 from specguard_adapters.llama_cpp.log import log
+from specguard_adapters.llama_cpp.tap import AttentionTap
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.engine import Candidate, Prompt, Reading, Session
 from specguard_chains.decoding.grounding import (
@@ -215,7 +215,7 @@ def test_large_batches_are_read_in_blocks(
 
     whole = grounding()
     for floats in (1, 5000):
-        monkeypatch.setattr(ggml, "BLOCK_FLOATS", floats)
+        monkeypatch.setattr(tap, "BLOCK_FLOATS", floats)
         np.testing.assert_allclose(grounding(), whole, atol=1e-6)
 
 
@@ -232,7 +232,7 @@ def test_more_layers_than_the_engine_reads_are_refused(load: Load, tiny_model: P
 def test_missing_attention_is_noticed_at_load_time(
     load: Load, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ggml._Job, "of", lambda name: None)
+    monkeypatch.setattr(tap._Job, "of", lambda name: None)
     with pytest.raises(AttentionUnavailableError, match=r"no attention.*0\.3"):
         load(tiny_model, attention=True)
 

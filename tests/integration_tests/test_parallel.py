@@ -273,6 +273,24 @@ def test_a_session_s_candidates_may_be_too_long_for_its_part(load: Load) -> None
         assert session.sample(1, limit(5), WARM, seed=[0])
 
 
+def test_a_context_of_one_s_own_that_is_full_leaves_the_others_alone(load: Load) -> None:
+    """What others have left behind is kept: there is no room to be gained by dropping it."""
+    engine = load(max_parallel=2, n_ctx=100, candidate_tokens=1)
+    sessions = [engine.open(Prompt(text=f"{number} the cat ")) for number in range(5)]
+    for session in sessions:
+        sample(session, 5)
+    *others, alone = sessions
+    assert alone._sequence.cache.context is not engine._shared_context().context
+    for session in others:
+        session.close()
+    assert len(engine._prefixes._idle) == 2
+    with closing(alone):
+        with pytest.raises(ContextOverflowError):
+            for turn in range(8):
+                alone.sample(4, limit(80), WARM, seed=[turn])
+        assert len(engine._prefixes._idle) == 2
+
+
 def test_there_are_only_so_many_sequences(tiny_model: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"max_parallel=8 .* lower max_parallel to 4"):
         LlamaCppEngine(tiny_model, n_ctx=64, max_candidates=64, max_parallel=8)

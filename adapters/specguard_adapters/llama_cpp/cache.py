@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from specguard_adapters.llama_cpp.context import Context, ContextSettings, Piece
-from specguard_adapters.llama_cpp.ggml import AttentionTap, FullAttention
-from specguard_adapters.llama_cpp.weights import VERSION, Weights
+from specguard_adapters.llama_cpp.context import Context, Piece
+from specguard_adapters.llama_cpp.grounded import GroundedCells
+from specguard_adapters.llama_cpp.hearing import Hearing, Listener
 from specguard_chains.decoding.arrays import FloatArray, IntArray
 from specguard_chains.decoding.cache import Rows, State, check_branches, rollout_for
-from specguard_chains.decoding.grounding import GroundingSpec, Rollout
-from specguard_chains.errors import (
-    AttentionUnavailableError,
-    EngineError,
-    StatesUnavailableError,
-)
+from specguard_chains.decoding.grounding import GroundingSpec
 
 ABORTABLE_TOKENS = 16
 """Longer runs can be cancelled while they are computed; shorter ones only before and after."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hearing:
-    """What a session reads of one decode beside its logits."""
-
-    listener: Listener | None
-    layers: range
-    """Whose attention it takes in."""
-    state_layer: int | None
-
-    @property
-    def cells(self) -> list[IntArray]:
-        """Where its tokens were put, if it has a listener; in pieces."""
-        return self.listener.cells if self.listener else []
 
 
 class LlamaCppCache:
@@ -76,6 +55,7 @@ class LlamaCppCache:
         self.context = context
         self._first = first
         self._on_close = on_close
+        self._context_length = context_length
         self._max_candidates = max_candidates
         self._attention_layers = attention_layers
         self._window = window
@@ -84,11 +64,8 @@ class LlamaCppCache:
         self.cancelled: Callable[[], bool] | None = None
         self._branches: list[int] = []  # forked from branch 0
         self._committed = 0  # tokens of branch 0 that are context
-        self._rollout: Rollout | None = None
+        self._grounded: GroundedCells | None = None
         self._state_layer: int | None = None
-        # Where tokens lie if grounding is read, [branch, position]: the context's on branch 0, and
-        # the step in progress; the cells of candidates interleave.
-        self._cells = np.zeros((max_candidates, context_length), dtype=np.intp)
 
     def configure(
         self,
@@ -99,12 +76,17 @@ class LlamaCppCache:
         """See `Cache.configure`."""
         self._state_layer = state_layer
         self.cancelled = cancelled
-        self._rollout = rollout_for(
+        latest = None if self._grounded is None else self._grounded.rollout
+        rollout = rollout_for(
             grounding,
-            self._rollout,
+            latest,
             attention_layers=self._attention_layers,
             slots=self.context.cells,
         )
+        if rollout is None:
+            self._grounded = None
+        elif rollout is not latest:
+            self._grounded = GroundedCells(rollout, self._max_candidates, self._context_length)
 
     def share(self, other: LlamaCppCache, length: int) -> bool:
         """See `Cache.share`. Copies no keys and values."""
@@ -112,10 +94,9 @@ class LlamaCppCache:
             return False
         self.context.copy(other._first, self._first, 0, length)
         self._commit(length)
-        if self._rollout is not None:
-            assert other._rollout is not None
-            self._rollout.take_over(other._rollout)
-            self._cells[0, :length] = other._cells[0, :length]
+        if self._grounded is not None:
+            assert other._grounded is not None
+            self._grounded.take_over(other._grounded, length)
         return True
 
     def fork(self, n: int, length: int) -> None:
@@ -168,12 +149,12 @@ class LlamaCppCache:
     def hearing(self, positions: Sequence[int], *, context: bool) -> Hearing:
         """Return what is to be read of the coming decode of tokens at these positions."""
         state_layer = None if context else self._state_layer
-        if self._rollout is None:
+        if self._grounded is None:
             return Hearing(None, range(0), state_layer)
-        n_layer = self.context.n_layer
+        n_layer, rollout = self.context.n_layer, self._grounded.rollout
         # Nothing looks at the context's values in the top layer.
-        layers = range(n_layer - self._rollout.spec.layers, n_layer - context)
-        return Hearing(Listener(self._rollout, positions, context), layers, state_layer)
+        layers = range(n_layer - rollout.spec.layers, n_layer - context)
+        return Hearing(Listener(rollout, positions, context), layers, state_layer)
 
     def state_layers(self, *, context: bool) -> frozenset[int]:
         """Return the layer whose hidden states are read, if one is."""
@@ -194,14 +175,11 @@ class LlamaCppCache:
         if context:
             self._commit(positions[-1] + 1)
         grounding = passages = None
-        if self._rollout is not None and context:
-            self._cells[0, np.asarray(positions)] = np.concatenate(cells)
-        elif self._rollout is not None:
+        if self._grounded is not None and context:
+            self._grounded.note_context(positions, np.concatenate(cells))
+        elif self._grounded is not None:
             placed = np.concatenate(cells)
-            for cell, position, equal in zip(placed, positions, branches, strict=True):
-                self._cells[equal, position] = cell
-            grounding = self._rollout.grounding(placed)
-            passages = self._rollout.passages(placed)
+            grounding, passages = self._grounded.note_step(positions, branches, placed)
         return Rows(logits, grounding, passages, np.concatenate(states) if states else None)
 
     def undo(self, positions: Sequence[int], branches: Sequence[Sequence[int]]) -> None:
@@ -222,10 +200,8 @@ class LlamaCppCache:
             self.context.copy(self._first + branch, self._first, self._committed, length)
         self._drop_branches()
         self.context.cut(self._first, length)
-        if self._rollout is not None and length > self._committed:
-            fresh = self._cells[branch, self._committed : length]
-            self._rollout.commit(fresh)
-            self._cells[0, self._committed : length] = fresh
+        if self._grounded is not None and length > self._committed:
+            self._grounded.commit(branch, self._committed, length)
         self._commit(length)
 
     def export(self, length: int) -> State:
@@ -238,12 +214,7 @@ class LlamaCppCache:
                 state[f"cells{part.start}"] = self.context.save(self._spare)
             finally:
                 self.context.cut(self._spare, 0)
-        if self._rollout is not None:
-            cells = self._cells[0, :length]
-            ordered = [part.start + np.argsort(cells[part.start : part.stop]) for part in parts]
-            state["positions"] = np.concatenate(ordered)  # in the order of the cells
-            state["grounding"] = self._rollout.export(cells[state["positions"]])
-        return state
+        return state if self._grounded is None else state | self._grounded.export(parts)
 
     def restore(self, state: State, length: int) -> bool:
         """See `Cache.restore`.
@@ -256,13 +227,11 @@ class LlamaCppCache:
             for part in self._parts(length)
         ]
         sequences = [self._first, *([] if self._guard is None else [self._guard])]
-        grounded = self._rollout is not None
-        if not self.context.load(pieces, sequences, self._spare, from_first=grounded):
+        from_first = self._grounded is not None
+        if not self.context.load(pieces, sequences, self._spare, from_first=from_first):
             return False
-        if self._rollout is not None:
-            cells = np.arange(length)
-            self._rollout.restore(cells, state["grounding"])
-            self._cells[0, state["positions"]] = cells
+        if self._grounded is not None:
+            self._grounded.restore(state, length)
         self._commit(length)
         return True
 
@@ -296,97 +265,3 @@ class LlamaCppCache:
 def never() -> bool:
     """Cancel only when Python exits."""
     return False
-
-
-class Listener:
-    """Feeds a rollout with the attention of one decode, and collects the cells of its tokens."""
-
-    def __init__(self, rollout: Rollout, positions: Sequence[int], context: bool) -> None:
-        """Expect tokens at these positions."""
-        self._rollout = rollout
-        self._positions = iter(positions)
-        self._context = context
-        self.cells: list[IntArray] = []
-        self.absorb = rollout.absorb
-
-    def begin(self, cells: IntArray) -> None:
-        """See `Sink.begin`."""
-        self.cells.append(cells)
-        positions = [next(self._positions) for _ in cells]
-        self._rollout.begin(cells, context=self._context, positions=positions)
-
-
-def read_attention(context: Context, tokens: Sequence[int], layers: range) -> FullAttention:
-    """Return the attention of some layers over tokens at the start of an empty context."""
-    assert context.tap is not None
-    attention = FullAttention(len(layers))
-    for start in range(0, len(tokens), context.n_batch):
-        block = tokens[start : start + context.n_batch]
-        positions = range(start, start + len(block))
-        context.tap.listen(attention, layers)
-        context.decode(block, positions, [(0,)] * len(block), all_logits=False)
-    return attention
-
-
-def check_states(weights: Weights, settings: ContextSettings) -> None:
-    """Check on a few tokens that hidden states are what this module takes them for.
-
-    Raises:
-        StatesUnavailableError: They are not.
-    """
-    tokens = list(range(min(5, weights.n_vocab)))
-    small = replace(settings, cells=256, n_batch=64, n_ubatch=64)
-    tap = AttentionTap()
-    context = Context(weights, small, tap)
-    try:
-        tap.listen(None, state_layer=0)
-        context.decode(tokens, range(len(tokens)), [(0,)] * len(tokens), all_logits=True)
-        shapes = [states.shape for states in tap.states]
-        problem = None if shapes == [(len(tokens), weights.n_embd)] else f"their shape is {shapes}"
-    except EngineError as error:
-        problem = str(error)
-    finally:
-        context.close()
-    if problem:
-        raise StatesUnavailableError(
-            f"the hidden states of {weights.path.name} cannot be read with llama-cpp-python "
-            f"{VERSION}: {problem}; load the model with states=False, or install the version 0.3.36"
-        )
-
-
-def check_attention(weights: Weights, settings: ContextSettings, layers: int) -> None:
-    """Check on a few tokens that the last layers' attention is what this module takes it for.
-
-    Raises:
-        AttentionUnavailableError: It is not; the message names what differs.
-    """
-    tokens = list(range(min(5, weights.n_vocab)))
-    small = replace(settings, cells=256, n_batch=64, n_ubatch=64)
-    context = Context(weights, small, AttentionTap())
-    try:
-        seen = read_attention(context, tokens, range(weights.n_layer - layers, weights.n_layer))
-        problem = _oddity(seen, len(tokens))
-    except EngineError as error:
-        problem = str(error)
-    finally:
-        context.close()
-    if problem:
-        raise AttentionUnavailableError(
-            f"the attention of {weights.path.name} cannot be read with llama-cpp-python {VERSION}: "
-            f"{problem}; load the model with attention=False, or install the version 0.3.36"
-        )
-
-
-def _oddity(seen: FullAttention, tokens: int) -> str | None:
-    """Return what is wrong with the attention among the first tokens of an empty context."""
-    if missing := seen.missing():
-        return f"no attention seen in {missing} of the layers"
-    if seen.cells.tolist() != list(range(tokens)):
-        return f"{tokens} tokens lie in the cells {seen.cells.tolist()}"
-    attention = seen.matrix()
-    sums = attention.sum(axis=-1)
-    if not np.allclose(sums, 1, atol=1e-3):
-        return f"rows sum to {sums.min():.3f} to {sums.max():.3f} instead of 1"
-    if np.triu(attention, 1).any():
-        return "tokens attend to later ones"
-    return None

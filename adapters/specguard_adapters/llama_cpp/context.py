@@ -6,43 +6,24 @@ lengths and ranges before a call, every return code after it.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from specguard_adapters.llama_cpp.ggml import AttentionTap
+from specguard_adapters.llama_cpp.abort import AbortCheck, exiting, stop_at_exit
+from specguard_adapters.llama_cpp.batch import Batch, pointer
 from specguard_adapters.llama_cpp.log import log
+from specguard_adapters.llama_cpp.settings import ContextSettings
+from specguard_adapters.llama_cpp.tap import AttentionTap
 from specguard_adapters.llama_cpp.weights import Weights
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.errors import ContextOverflowError, DecodingCancelled, EngineError
-
-MAX_SEQUENCES: int = llama_cpp.llama_max_parallel_sequences()
-MAX_OUTPUTS = 32
-"""Rows of logits that one decode may ask for; llama.cpp reserves memory for all of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class ContextSettings:
-    """How a context is set up; `cells` is the room for tokens, over all sequences."""
-
-    cells: int
-    sequences: int
-    n_batch: int
-    n_ubatch: int
-    n_threads: int
-    kv_type: str
-    flash_attention: bool
-
-
-KV_TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "f32": llama_cpp.GGML_TYPE_F32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +59,11 @@ class Context:
         self.n_vocab = weights.n_vocab
         self.n_sequences = settings.sequences
         self.tap = tap
-        self._cancelled: Callable[[], bool] | None = None
-        self._abort_error: BaseException | None = None
+        self._abort_check = AbortCheck()
         self._in_use = threading.Lock()
-        self._on_abort_check = llama_cpp.ggml_abort_callback(self._abort)
+        params = settings.params(None if tap is None else tap.callback)
         log.errors.clear()
-        handle = llama_cpp.llama_init_from_model(weights.handle, self._params(settings))
+        handle = llama_cpp.llama_init_from_model(weights.handle, params)
         if not handle:
             raise EngineError(
                 f"no memory for a context of {settings.cells} tokens; lower n_ctx. "
@@ -91,36 +71,15 @@ class Context:
             )
         self._handle: int = handle
         self._free = weakref.finalize(self, _free_context, handle, weights)
-        self._free.atexit = False  # `_stop_all` does it then
-        _contexts.add(self)
+        self._free.atexit = False  # `stop` does it then
+        stop_at_exit(self)
         self._memory: int = llama_cpp.llama_get_memory(handle)
         if not self._memory:
             raise EngineError(f"{self.name} has no KV memory; take a causal transformer")
         self.cells: int = llama_cpp.llama_n_ctx(handle)
         self.n_batch: int = llama_cpp.llama_n_batch(handle)
-        self.n_outputs = min(_outputs(settings), self.n_batch)
-        self._batch = _Batch(self.n_batch)
-
-    def _params(self, settings: ContextSettings) -> Any:
-        params = llama_cpp.llama_context_default_params()
-        params.n_ctx = settings.cells
-        params.n_batch = max(settings.n_batch, settings.sequences)  # else llama.cpp aborts
-        params.n_ubatch = settings.n_ubatch
-        params.n_seq_max = settings.sequences
-        params.n_outputs_max = _outputs(settings)
-        params.n_threads = params.n_threads_batch = settings.n_threads
-        params.type_k = params.type_v = KV_TYPES[settings.kv_type]
-        params.flash_attn_type = (
-            llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO
-            if settings.flash_attention
-            else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        )
-        params.kv_unified = True  # False splits the cells, and seq_cp would copy or abort
-        params.swa_full = True  # else cells behind the window are gone and cannot be rolled back
-        params.no_perf = True
-        if self.tap is not None:
-            params.cb_eval = self.tap.callback
-        return params
+        self.n_outputs = min(settings.outputs, self.n_batch)
+        self._batch = Batch(self.n_batch)
 
     def decode(
         self,
@@ -152,9 +111,11 @@ class Context:
         with self._in_use:
             self._check_open()
             batch = self._batch.fill(tokens, positions, sequences, wanted)
-            self._watch(cancelled)
+            self._abort_check.ask(self._handle, cancelled)
             code = llama_cpp.llama_decode(self._handle, batch)
-            self._raise_errors()
+            self._abort_check.raise_error()
+            if self.tap is not None:
+                self.tap.raise_error()
             if code == 0:
                 return self._logits(outputs)
         if code == 1:
@@ -200,7 +161,7 @@ class Context:
             size = llama_cpp.llama_state_seq_get_size(self._handle, sequence)
             state = np.empty(size, dtype=np.uint8)
             copied = llama_cpp.llama_state_seq_get_data(
-                self._handle, _pointer(state, ctypes.c_uint8), size, sequence
+                self._handle, pointer(state, ctypes.c_uint8), size, sequence
             )
         if copied != size:
             raise EngineError(f"llama.cpp has copied {copied} of {size} bytes of its memory")
@@ -239,36 +200,14 @@ class Context:
             self._in_use.release()
 
     def _logits(self, rows: int) -> FloatArray:
-        pointer = llama_cpp.llama_get_logits(self._handle)
-        if not pointer:
+        logits = llama_cpp.llama_get_logits(self._handle)
+        if not logits:
             raise EngineError("llama.cpp returned no logits")
-        return np.ctypeslib.as_array(pointer, shape=(rows, self.n_vocab))
-
-    def _watch(self, cancelled: Callable[[], bool] | None) -> None:
-        """Ask `cancelled` between the nodes of the coming decodes."""
-        if cancelled is not self._cancelled:
-            self._cancelled = cancelled
-            check = self._on_abort_check if cancelled else llama_cpp.ggml_abort_callback()
-            llama_cpp.llama_set_abort_callback(self._handle, check, None)
-
-    def _abort(self, _: int | None) -> bool:
-        try:
-            return _exiting.is_set() or (self._cancelled is not None and self._cancelled())
-        except BaseException as error:  # llama.cpp would swallow it
-            self._abort_error = error
-            return True
-
-    def _raise_errors(self) -> None:
-        """Raise what a callback ran into."""
-        error, self._abort_error = self._abort_error, None
-        if error is not None:
-            raise error
-        if self.tap is not None:
-            self.tap.raise_error()
+        return np.ctypeslib.as_array(logits, shape=(rows, self.n_vocab))
 
     def _load(self, piece: Piece, sequences: Sequence[int], spare: int) -> bool:
         size = piece.state.nbytes
-        data = _pointer(piece.state, ctypes.c_uint8)
+        data = pointer(piece.state, ctypes.c_uint8)
         if llama_cpp.llama_state_seq_set_data(self._handle, data, size, spare) != size:
             return False
         for sequence in sequences:
@@ -280,7 +219,7 @@ class Context:
         return all(last(self._memory, sequence) < 0 for sequence in range(self.n_sequences))
 
     def _check_open(self) -> None:
-        if not self._free.alive or _exiting.is_set():
+        if not self._free.alive or exiting.is_set():
             raise EngineError(f"the memory of {self.name} is closed")
 
     def _check_sequence(self, sequence: int) -> None:
@@ -308,71 +247,7 @@ class Context:
             self._check_sequence(sequence)
 
 
-_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
-_exiting = threading.Event()
-
-
-@atexit.register
-def _stop_all() -> None:
-    """Free all contexts while Python still runs.
-
-    A thread that goes on decoding without it would end the process with a segmentation fault.
-    """
-    _exiting.set()
-    for context in list(_contexts):
-        context.stop(timeout_s=10)
-
-
-def _outputs(settings: ContextSettings) -> int:
-    """Return how many rows of logits to have room for; fewer than sequences make it abort."""
-    return max(MAX_OUTPUTS, settings.sequences)
-
-
 def _free_context(handle: int, weights: Weights) -> None:
     """Free a context before the weights that it needs."""
     llama_cpp.llama_free(handle)
     del weights
-
-
-class _Batch:
-    """A `llama_batch` over NumPy arrays: n tokens, each in one sequence or several."""
-
-    def __init__(self, room: int) -> None:
-        self._tokens = np.zeros(room, dtype=np.int32)
-        self._positions = np.zeros(room, dtype=np.int32)
-        self._counts = np.zeros(room, dtype=np.int32)
-        self._sequences = np.zeros(0, dtype=np.int32)  # of all tokens, one after the other
-        self._pointers = np.zeros(room, dtype=np.uintp)  # to each token's first
-        self._outputs = np.zeros(room, dtype=np.int8)
-        self._struct = llama_cpp.llama_batch(
-            n_tokens=0,
-            token=_pointer(self._tokens, llama_cpp.llama_token),
-            embd=None,
-            pos=_pointer(self._positions, llama_cpp.llama_pos),
-            n_seq_id=_pointer(self._counts, ctypes.c_int32),
-            seq_id=_pointer(self._pointers, ctypes.POINTER(llama_cpp.llama_seq_id)),
-            logits=_pointer(self._outputs, ctypes.c_int8),
-        )
-
-    def fill(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        sequences: Sequence[Sequence[int]],
-        wanted: Sequence[int],
-    ) -> Any:
-        """Return the struct with these tokens in it."""
-        n = len(tokens)
-        self._tokens[:n] = tokens
-        self._positions[:n] = positions
-        self._counts[:n] = counts = [len(own) for own in sequences]
-        self._sequences = np.array([s for own in sequences for s in own], dtype=np.int32)
-        first = np.cumsum([0, *counts[:-1]]) * self._sequences.itemsize
-        self._pointers[:n] = self._sequences.ctypes.data + first
-        self._outputs[:n] = wanted
-        self._struct.n_tokens = n
-        return self._struct
-
-
-def _pointer(array: npt.NDArray[Any], kind: Any) -> Any:
-    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))

@@ -14,12 +14,19 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from specguard_adapters.llama_cpp.cache import LlamaCppCache, check_attention, check_states
-from specguard_adapters.llama_cpp.context import KV_TYPES, MAX_SEQUENCES, Context, ContextSettings
-from specguard_adapters.llama_cpp.ggml import AttentionTap
+from specguard_adapters.llama_cpp.cache import LlamaCppCache
+from specguard_adapters.llama_cpp.checks import check_attention, check_states
+from specguard_adapters.llama_cpp.context import Context
 from specguard_adapters.llama_cpp.log import log
+from specguard_adapters.llama_cpp.settings import (
+    MAX_SEQUENCES,
+    ContextSettings,
+    available_cores,
+    check_choices,
+)
 from specguard_adapters.llama_cpp.shared import SharedContext
-from specguard_adapters.llama_cpp.weights import GPU, Weights, load_weights
+from specguard_adapters.llama_cpp.tap import AttentionTap
+from specguard_adapters.llama_cpp.weights import Weights, load_weights
 from specguard_chains.decoding import compute_thread
 from specguard_chains.decoding.batcher import Outcome, Part
 from specguard_chains.decoding.engine import Capabilities, Prompt
@@ -27,10 +34,6 @@ from specguard_chains.decoding.local_engine import LocalEngine, check_at_least_o
 from specguard_chains.decoding.prompt_encoder import PromptEncoder
 from specguard_chains.errors import ConfigurationError, EngineError
 from specguard_chains.models.cache import check_own_file
-
-MAX_CANDIDATES = MAX_SEQUENCES - 1
-COMPUTED_BY = ("n_batch", "n_ubatch", "n_threads", "kv_type", "flash_attention")
-"""Settings of a context that its keys and values depend on, some of them in the last digit."""
 
 
 class LlamaCppEngine(LocalEngine):
@@ -105,21 +108,7 @@ class LlamaCppEngine(LocalEngine):
             n_batch=n_batch,
             n_ubatch=n_ubatch,
         )
-        if max_candidates > MAX_CANDIDATES:
-            raise ConfigurationError(
-                f"max_candidates must be at most {MAX_CANDIDATES}, not {max_candidates}"
-            )
-        if kv_type not in KV_TYPES:
-            raise ConfigurationError(
-                f"kv_type must be one of {', '.join(KV_TYPES)}, not {kv_type!r}"
-            )
-        if n_gpu_layers < -1:
-            raise ConfigurationError(f"n_gpu_layers must be -1 (all) or more, not {n_gpu_layers}")
-        if n_gpu_layers and not GPU:
-            raise ConfigurationError(
-                f"n_gpu_layers={n_gpu_layers} needs a llama-cpp-python that is built for a GPU, "
-                "and this one is not; build it anew with CMAKE_ARGS, or set n_gpu_layers=0"
-            )
+        check_choices(max_candidates=max_candidates, kv_type=kv_type, n_gpu_layers=n_gpu_layers)
         log.verbose |= verbose
         self._weights: Weights | None = load_weights(
             check_own_file(Path(path)), n_gpu_layers, use_mmap=use_mmap, repack=repack
@@ -172,12 +161,11 @@ class LlamaCppEngine(LocalEngine):
         if states:
             compute_thread.run(lambda: check_states(model, self._settings))
         self._prompts = PromptEncoder(self.name)
-        set_up = {name: getattr(self._settings, name) for name in COMPUTED_BY}
         self._share_prompts(
             prompt_cache,
             prompt_cache_gib,
             n_batch if n_batch % self._settings.n_ubatch else self._settings.n_ubatch,
-            model.identity() | set_up,
+            model.identity() | self._settings.identity(),
         )
 
     @property
@@ -294,21 +282,3 @@ class LlamaCppEngine(LocalEngine):
         if self._weights is None:
             raise EngineError(f"the engine {self.name} is closed; load the model again")
         return self._weights
-
-
-def available_cores() -> int:
-    """Return how many physical cores the process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    if affinity is None:
-        return os.cpu_count() or 1
-    cpus = affinity(0)
-    cores = set()
-    for cpu in cpus:
-        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
-        try:
-            cores.add(
-                tuple((topology / part).read_text() for part in ("physical_package_id", "core_id"))
-            )
-        except OSError:
-            return len(cpus)
-    return len(cores)

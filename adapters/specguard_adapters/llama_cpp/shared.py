@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain
 from typing import cast
 
 import numpy as np
 
-from specguard_adapters.llama_cpp.cache import ABORTABLE_TOKENS, Hearing, LlamaCppCache, never
+from specguard_adapters.llama_cpp.cache import ABORTABLE_TOKENS, LlamaCppCache, never
 from specguard_adapters.llama_cpp.context import Context
-from specguard_chains.decoding.arrays import FloatArray, IntArray
+from specguard_adapters.llama_cpp.hearing import SplitListener
+from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.batcher import Outcome, Part
 from specguard_chains.errors import ContextOverflowError, DecodingCancelled
 
@@ -91,7 +92,8 @@ class SharedContext:
         except BaseException as error:
             for part in group:
                 _cache(part).undo(part.positions, part.branches)
-            if isinstance(error, ContextOverflowError) and self._evict():
+            ours = _cache(group[0]).context is self._context  # else it stays as full as it is
+            if ours and isinstance(error, ContextOverflowError) and self._evict():
                 return self._attempt(group)
             if len(group) == 1 or isinstance(error, DecodingCancelled):  # then all of them are
                 return [error] * len(group)
@@ -147,43 +149,6 @@ class SharedContext:
     def _close_if_unused(self) -> None:
         if self._closed and len(self._free) == self._slots:
             self._context.close()
-
-
-class SplitListener:
-    """A `Sink` that hands the attention of a merged pass on to the sessions whose rows it is."""
-
-    def __init__(self, hearings: Sequence[Hearing], counts: Sequence[int], cells: int) -> None:
-        """Expect so many tokens of each session, one session after the other."""
-        self._hearings = hearings
-        self._coming = np.repeat(np.arange(len(counts)), counts)  # whose the next tokens are
-        self._owners = np.zeros(cells, dtype=np.intp)  # whose token lies in a cell
-        layers = [hearing.layers for hearing in hearings if hearing.listener is not None]
-        self.layers = range(0)
-        """All layers that somebody takes in."""
-        if layers:
-            self.layers = range(min(r.start for r in layers), max(r.stop for r in layers))
-
-    def begin(self, cells: IntArray) -> None:
-        """See `Sink.begin`."""
-        owners, self._coming = self._coming[: len(cells)], self._coming[len(cells) :]
-        self._owners[cells] = owners
-        for hearing, rows in self._runs(owners):
-            if hearing.listener is not None:
-                hearing.listener.begin(cells[rows])
-
-    def absorb(self, layer: int, attention: FloatArray, cells: IntArray) -> None:
-        """See `Sink.absorb`."""
-        number = self.layers.start + layer
-        for hearing, rows in self._runs(self._owners[cells]):
-            if hearing.listener is not None and number in hearing.layers:
-                own = number - hearing.layers.start
-                hearing.listener.absorb(own, attention[:, rows], cells[rows])
-
-    def _runs(self, owners: IntArray) -> Iterator[tuple[Hearing, slice]]:
-        """Yield the sessions whose tokens these are, and which of them."""
-        starts = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
-        for start, end in pairwise(starts):
-            yield self._hearings[owners[start]], slice(start, end)
 
 
 def _cache(part: Part) -> LlamaCppCache:
