@@ -117,8 +117,10 @@ def _page(
         f"{facts['good_steps']} of them are good: the target, going on greedily, still reaches the "
         "right answer.",
         "AUROC of each signal, the higher value meaning good; 0.5 knows nothing. Intervals (95 %) "
-        "draw whole problems. Combinations are fitted on the even half. *Over length* is what a "
-        "signal together with the step's length adds to the length alone, on the odd half.",
+        "draw whole problems. Choose by the even half and report the odd one. Combinations "
+        "(*fitted*) are judged on the odd half as fitted on all of the even half, and on the even "
+        "half by cross-validation over its problems. *Over length* is what a signal together with "
+        "the step's length adds to the length alone, on the odd half.",
         "\n".join([HEADER, *(f"| {' | '.join(cells(row))} |" for row in rows)]),
     ]
     if of_answers:

@@ -5,8 +5,10 @@ value, 0.5 for a signal that knows nothing. Steps of one problem are alike, so i
 drawing problems, not steps. Long steps fail more often, so each signal is also shown beside the
 step's length alone: what a signal adds to the length is its own.
 
-Combinations are logistic regressions. They are fitted on the even half of the problems and judged
-on the odd half; single signals need no fit, and the table shows both halves.
+The table shows both halves of the problems: choices are made on the even one, so that what is
+reported is the odd one. Combinations are logistic regressions. On the odd half they are judged as
+fitted on all of the even half; there each step is scored by a fit to other problems
+(cross-validation), or what was fitted would look better than what needs no fit.
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specguard_chains.errors import EvaluationError
-from specguard_chains.evaluation.statistics import Estimate, auroc_difference, auroc_estimate
+from specguard_chains.evaluation.regression import held_out_scores, regression
+from specguard_chains.evaluation.statistics import (
+    Estimate,
+    auroc,
+    auroc_difference,
+    auroc_estimate,
+)
 
 LENGTH = "length"
-MISSING = (
-    "combinations of signals are fitted by scikit-learn, which is missing: pip install "
-    '"specguard_chains[bench]"'
-)
 
 Floats = NDArray[np.float64]
 
@@ -47,13 +51,13 @@ class Row:
 
     name: str
     even: float | None
-    """AUROC on the half on which choices are made."""
+    """AUROC on the half on which choices are made; of what is fitted, by cross-validation there."""
     odd: Estimate | None
     """AUROC on the other half, with its interval."""
     over_length: Estimate | None
     """What it adds there to the length alone: both together against the length."""
     fitted: bool = False
-    """Whether it was fitted, on the even half."""
+    """Whether it was fitted: for the odd half on all of the even one."""
 
 
 def halves(steps: Sequence[LabelledStep]) -> tuple[list[LabelledStep], list[LabelledStep]]:
@@ -95,21 +99,25 @@ def _row(
     *,
     fitted: bool,
 ) -> Row:
-    scores = [
-        _scores(names, even, half) if fitted else _column(names[0], half) for half in (even, odd)
-    ]
-    problems = [step.problem for step in odd]
-    labels = _labels(odd)
-    joined = _scores((*names, LENGTH), even, odd) if LENGTH not in names else None
+    labels, problems = _labels(odd), _problems(odd)
+    length = None if LENGTH in names else _over_length(names, even, odd)
+    scores = _scores(names, even, odd) if fitted else _column(names[0], odd)
     return Row(
         " + ".join(names),
-        _auroc(scores[0], even),
-        None if _one_class(odd) else auroc_estimate(scores[1], labels, problems),
-        None
-        if joined is None or _one_class(odd)
-        else auroc_difference(joined, _column(LENGTH, odd), labels, problems),
+        _auroc(_held_out(names, even) if fitted else _column(names[0], even), even),
+        None if _one_class(odd) else auroc_estimate(scores, labels, problems),
+        length,
         fitted,
     )
+
+
+def _over_length(
+    names: Sequence[str], even: Sequence[LabelledStep], odd: Sequence[LabelledStep]
+) -> Estimate | None:
+    if _one_class(odd):
+        return None
+    joined = _scores((*names, LENGTH), even, odd)
+    return auroc_difference(joined, _column(LENGTH, odd), _labels(odd), _problems(odd))
 
 
 def fit(names: Sequence[str], steps: Sequence[LabelledStep]) -> Any:
@@ -118,20 +126,13 @@ def fit(names: Sequence[str], steps: Sequence[LabelledStep]) -> Any:
     Raises:
         EvaluationError: scikit-learn is missing, or the steps are all good or all bad.
     """
-    try:
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
-    except ImportError as error:
-        raise EvaluationError(MISSING) from error
     if _one_class(steps):
         raise EvaluationError(
             f"the {len(steps)} steps are all good or all bad; record more problems"
         )
-    model = make_pipeline(StandardScaler(), LogisticRegression(C=1.0, max_iter=1000))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return model.fit(_matrix(names, steps), _labels(steps))
+        return regression().fit(_matrix(names, steps), _labels(steps))
 
 
 def _scores(
@@ -143,15 +144,25 @@ def _scores(
     return scores
 
 
-def _auroc(scores: Floats, steps: Sequence[LabelledStep]) -> float | None:
-    if _one_class(steps):
+def _held_out(names: Sequence[str], steps: Sequence[LabelledStep]) -> Floats | None:
+    """Return each step's score by a fit to other problems, None if these are too few."""
+    if not steps:
         return None
-    estimate = auroc_estimate(scores, _labels(steps), [step.problem for step in steps])
-    return None if estimate is None else estimate.value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return held_out_scores(_matrix(names, steps), _labels(steps), _problems(steps))
+
+
+def _auroc(scores: Floats | None, steps: Sequence[LabelledStep]) -> float | None:
+    return None if scores is None else auroc(scores, _labels(steps))
 
 
 def _one_class(steps: Sequence[LabelledStep]) -> bool:
     return len({step.good for step in steps}) < 2
+
+
+def _problems(steps: Sequence[LabelledStep]) -> list[tuple[str, str]]:
+    return [(step.data, step.problem) for step in steps]
 
 
 def _labels(steps: Sequence[LabelledStep]) -> NDArray[np.bool_]:

@@ -2,12 +2,13 @@
 
 Each step of a sampled solution is an example, its label whether the whole solution is right
 (outcome supervision). The head is a logistic regression whose strength of regularisation is chosen
-by cross-validation over problems; how well it does is measured on problems that it has not seen.
+by cross-validation over problems. How well it does is measured on problems that neither the fit nor
+that choice has seen (nested cross-validation).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -18,16 +19,12 @@ from numpy.typing import NDArray
 from specguard_chains.decoding.engine import Engine, Prompt
 from specguard_chains.decoding.rewards import ValueHead
 from specguard_chains.errors import EvaluationError
+from specguard_chains.evaluation.regression import FOLDS, held_out_scores, regression, splits
 from specguard_chains.evaluation.solutions import Solutions, steps_of, text_candidate
-from specguard_chains.evaluation.statistics import Estimate, auroc_estimate
+from specguard_chains.evaluation.statistics import Estimate, auroc, auroc_estimate
 
 STRENGTHS = tuple(10.0**power for power in range(-5, 1))
 """Inverse regularisation strengths that are tried."""
-FOLDS = 5
-MISSING = (
-    "value heads are fitted by scikit-learn, which is missing: pip install "
-    '"specguard_chains[bench]"'
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +34,15 @@ class Examples:
     states: NDArray[np.float32]
     """Shape (N, width)."""
     right: NDArray[np.bool_]
-    problems: tuple[str, ...]
+    problems: tuple[Hashable, ...]
     """Of each step; steps of one problem stay together in every split."""
     last: NDArray[np.bool_]
     """Whether the step is the last of its solution."""
+
+    def of(self, places: NDArray[Any]) -> Examples:
+        """Return those at some places, or those that a mask has."""
+        problems = tuple(self.problems[i] for i in np.arange(len(self.problems))[places])
+        return Examples(self.states[places], self.right[places], problems, self.last[places])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,32 +80,27 @@ def read_states(
 
 
 def train(examples: Examples, *, draft: str, layer: int, seed: int = 0, **facts: Any) -> Trained:
-    """Return a value head that was fitted on all examples, judged by cross-validation.
+    """Return a value head that was fitted on all examples, judged by nested cross-validation.
 
     Args:
         examples: What it learns from.
         draft: The model's name.
         layer: Where the states come from.
-        seed: Of the split into folds.
+        seed: Of the splits into folds.
         facts: What else the head's file is to say of the training.
 
     Raises:
         EvaluationError: scikit-learn is missing, or there are too few problems.
     """
-    held_out = {c: _held_out(examples, c, seed) for c in STRENGTHS}
-    aurocs = {c: _auroc(scores, examples) for c, scores in held_out.items()}
-    best = max(STRENGTHS, key=lambda c: (known.value if (known := aurocs[c]) else 0.0, -c))
-    model = _fit(examples.states, examples.right, best)
-    scaler, regression = model[0], model[-1]
-    weights = regression.coef_[0] / scaler.scale_
-    bias = float(regression.intercept_[0] - weights @ scaler.mean_)
-    by_step = aurocs[best]
+    scores = unseen_scores(examples, seed=seed)
+    best = _best_strength(examples, seed)
+    model = _fit(examples, best)
+    scaler, fitted = model[0], model[-1]
+    weights = fitted.coef_[0] / scaler.scale_
+    bias = float(fitted.intercept_[0] - weights @ scaler.mean_)
     ends = examples.last
-    by_solution = auroc_estimate(
-        held_out[best][ends],
-        examples.right[ends],
-        [p for p, last in zip(examples.problems, ends, strict=True) if last],
-    )
+    by_step = _auroc(scores, examples)
+    by_solution = _auroc(scores[ends], examples.of(ends))
     training = facts | {
         "problems": len(set(examples.problems)),
         "solutions": int(ends.sum()),
@@ -123,38 +120,44 @@ def train(examples: Examples, *, draft: str, layer: int, seed: int = 0, **facts:
     return Trained(head, by_step, by_solution)
 
 
-def _held_out(examples: Examples, strength: float, seed: int) -> NDArray[np.float64]:
-    """Return each example's score by a model that was fitted on other problems."""
-    names = sorted(set(examples.problems))
-    if len(names) < FOLDS:
+def unseen_scores(examples: Examples, *, seed: int = 0) -> NDArray[np.float64]:
+    """Return each example's score by a head whose fit and regularisation saw other problems alone.
+
+    Raises:
+        EvaluationError: scikit-learn is missing, or there are too few problems.
+    """
+    if (n := len(set(examples.problems))) < FOLDS:
         raise EvaluationError(
-            f"{len(names)} problems are too few to train a value head and to judge it; give at "
-            f"least {FOLDS}, better a hundred"
+            f"{n} problems are too few to train a value head and to judge it; give at least "
+            f"{FOLDS}, better a hundred"
         )
-    order = np.random.default_rng(seed).permutation(len(names))
-    fold_of = {names[i]: place % FOLDS for place, i in enumerate(order)}
-    folds = np.array([fold_of[problem] for problem in examples.problems])
-    scores = np.zeros(len(folds))
-    for fold in range(FOLDS):
-        train, test = folds != fold, folds == fold
-        model = _fit(examples.states[train], examples.right[train], strength)
+    scores = np.zeros(len(examples.problems))
+    for train, test in splits(examples.problems, seed=seed):
+        others = examples.of(train)
+        model = _fit(others, _best_strength(others, seed))
         scores[test] = model.decision_function(examples.states[test])
     return scores
 
 
-def _fit(states: NDArray[np.float32], right: NDArray[np.bool_], strength: float) -> Any:
-    try:
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
-    except ImportError as error:
-        raise EvaluationError(MISSING) from error
-    if len(set(right.tolist())) < 2:
-        raise EvaluationError(
-            "the solutions are all right or all wrong; add harder or easier problems"
+def _best_strength(examples: Examples, seed: int) -> float:
+    """Return the strength that does best by cross-validation over the examples' problems."""
+
+    def worth(strength: float) -> float:
+        scores = held_out_scores(
+            examples.states, examples.right, examples.problems, strength=strength, seed=seed
         )
-    model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=2000))
-    return model.fit(states, right)
+        if scores is None:
+            raise EvaluationError(
+                "the solutions are all right or all wrong, but perhaps for those to a few "
+                "problems; add harder or easier problems"
+            )
+        return auroc(scores, examples.right) or 0.0
+
+    return max(STRENGTHS, key=lambda strength: (worth(strength), -strength))
+
+
+def _fit(examples: Examples, strength: float) -> Any:
+    return regression(strength).fit(examples.states, examples.right)
 
 
 def _auroc(scores: NDArray[np.float64], examples: Examples) -> Estimate | None:

@@ -19,7 +19,8 @@ from specguard_chains.evaluation import signal_report
 from specguard_chains.evaluation.lines import open_lines, read_lines
 from specguard_chains.evaluation.problems import Problem, prompt_for
 from specguard_chains.evaluation.recordings import Recorder, Recording, Written
-from specguard_chains.evaluation.signal_table import LabelledStep, halves, table
+from specguard_chains.evaluation.regression import splits
+from specguard_chains.evaluation.signal_table import LabelledStep, fit, halves, table
 from specguard_chains.evaluation.signals import (
     Place,
     ReadSignals,
@@ -29,7 +30,8 @@ from specguard_chains.evaluation.signals import (
     read_signals,
 )
 from specguard_chains.evaluation.solutions import Sampler, Solutions, steps_of
-from specguard_chains.evaluation.training import Examples, read_states, train
+from specguard_chains.evaluation.statistics import auroc
+from specguard_chains.evaluation.training import Examples, read_states, train, unseen_scores
 from tests.toy_engine import END, ToyEngine, hidden_state, random_policy, scripted_policy
 
 PROBLEM = Problem(id="p/1", question="What is one and one?", answer="2", data="p")
@@ -235,8 +237,8 @@ def steps_with(
         for _ in range(4):
             good = bool(rng.random() < 0.7)
             signals = {"length": float(rng.normal())}
-            for name, auroc in aurocs.items():
-                distance = NormalDist().inv_cdf(auroc) * np.sqrt(2)
+            for name, area in aurocs.items():
+                distance = NormalDist().inv_cdf(area) * np.sqrt(2)
                 signals[name] = float(rng.normal() + distance * good)
             steps.append(LabelledStep(f"p/{problem}", "p", good, signals))
     return steps
@@ -245,12 +247,12 @@ def steps_with(
 def test_signals_of_known_worth_come_out_within_their_intervals() -> None:
     known = {"strong": 0.85, "weak": 0.6, "nothing": 0.5}
     rows = {row.name: row for row in table(steps_with(known), [("strong", "weak")])}
-    for name, auroc in known.items():
+    for name, area in known.items():
         row = rows[name]
         assert row.odd is not None and row.odd.interval is not None
         low, high = row.odd.interval
-        assert low < auroc < high
-        assert row.even == pytest.approx(auroc, abs=0.05)
+        assert low < area < high
+        assert row.even == pytest.approx(area, abs=0.05)
     assert rows["nothing"].over_length is not None
     low, high = rows["nothing"].over_length.interval or (1, 1)
     assert low < 0 < high
@@ -260,6 +262,29 @@ def test_signals_of_known_worth_come_out_within_their_intervals() -> None:
     assert both.fitted
     assert both.odd is not None and both.odd.value > 0.85
     assert rows["length"].over_length is None
+
+
+def test_what_is_fitted_to_noise_is_worth_nothing_on_the_half_it_was_fitted_to() -> None:
+    noise = {f"n{i:02}": 0.5 for i in range(20)}
+    steps = steps_with(noise, problems=24)
+    fitted = tuple(noise)
+    rows = {row.name: row for row in table(steps, [fitted])}
+    even, _ = halves(steps)
+    labels = [step.good for step in even]
+    matrix = np.array([[step.signals[name] for name in fitted] for step in even])
+    own = fit(fitted, even).decision_function(matrix)
+    assert auroc(own, labels) > 0.7, "as a figure of training it would lead the table"  # type: ignore[operator]
+    row = rows[" + ".join(fitted)]
+    assert row.even is not None and row.even < 0.65
+    assert row.odd is not None and row.odd.value < 0.65
+
+
+def test_a_combination_of_too_few_problems_has_no_figure_where_choices_are_made() -> None:
+    steps = [
+        LabelledStep(f"p/{n}", "p", n == 0, {"length": float(n), "a": float(-n)}) for n in range(8)
+    ]
+    (row,) = [row for row in table(steps, [("length", "a")]) if row.fitted]
+    assert row.even is None, "all good steps are of one problem: without it there is no fit"
 
 
 def test_a_signal_that_is_the_length_adds_nothing_to_it() -> None:
@@ -400,6 +425,17 @@ def test_problems_are_not_split_between_training_and_judging() -> None:
     names = tuple(f"p/{i // 10}" for i in range(400))
     trained = train(Examples(states, right, names, np.ones(400, dtype=bool)), draft="d", layer=0)
     assert trained.by_step is not None and trained.by_step.value < 0.75
+
+
+def test_what_judges_a_head_has_not_chosen_its_regularisation() -> None:
+    """Other outcomes of some problems change nothing of how the others' heads score these."""
+    known = examples(0.3, problems=30, width=40)
+    scores = unseen_scores(known)
+    for _, test in splits(known.problems):
+        right = known.right.copy()
+        right[test] = ~right[test]
+        changed = unseen_scores(Examples(known.states, right, known.problems, known.last))
+        np.testing.assert_array_equal(changed[test], scores[test])
 
 
 def test_too_little_to_learn_from_is_an_error() -> None:
