@@ -27,6 +27,7 @@ def caveats(run: Run, figures: Figures) -> list[str]:
             _controls(rows),
             _failures(rows, run.settings.max_tokens),
             _machines(run.settings),
+            _sources(run.settings),
             _always(),
         )
     )
@@ -109,7 +110,17 @@ def _machines(settings: RunSettings) -> Iterator[str]:
             "Times of these are mixed here, and texts may differ in near-ties."
         )
     else:
-        yield "Times are those of one machine at one time."
+        yield "Times are those of one machine; on others, ratios differ too."
+
+
+def _sources(settings: RunSettings) -> Iterator[str]:
+    sources = dict.fromkeys(each.sources or "unknown" for each in settings.invocations)
+    if len(sources) > 1:
+        yield (
+            "Parts of this run come from different code of specguard_chains (digests of its "
+            f"sources: {listed(list(sources))}), which may write other texts and take other times "
+            "with the same settings."
+        )
 
 
 def _always() -> Iterator[str]:

@@ -8,7 +8,10 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cache
+from hashlib import sha256
 from importlib.metadata import version
+from importlib.resources import as_file, files
 from pathlib import Path
 from shlex import join, split
 from typing import Any
@@ -16,6 +19,8 @@ from typing import Any
 from specguard_chains.evaluation.wording import without_folders
 
 CPU_INFO = Path("/proc/cpuinfo")
+PACKAGES = ("specguard_chains", "specguard_adapters")
+"""What is installed together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,9 @@ class Invocation:
     """Of this package."""
     python: str
     platform: str
+    sources: str | None = None
+    """Digest of this package's code, which changes more often than its version; None if it is not
+    known any more."""
 
     @classmethod
     def here(cls, arguments: Sequence[str] | None = None) -> Invocation:
@@ -45,6 +53,7 @@ class Invocation:
             version=version("specguard_chains"),
             python=platform.python_version(),
             platform=platform.platform(),
+            sources=digest_of_sources(),
         )
 
     @property
@@ -69,6 +78,23 @@ def cpu_model() -> str:
             if name.strip() == "model name" and value.strip():
                 return value.strip()
     return platform.processor() or platform.machine()
+
+
+@cache
+def digest_of_sources() -> str:
+    """Return what tells the code of this package apart from other code of the same version."""
+    digest = sha256()
+    for package in PACKAGES:
+        with as_file(files(package)) as folder:
+            digest.update(_read_sources(folder, package))
+    return digest.hexdigest()[:12]
+
+
+def _read_sources(folder: Path, package: str) -> bytes:
+    """Return the names and contents of a package's modules, in the order of their names."""
+    modules = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.py")}
+    parts = ((f"{package}/{name}".encode(), modules[name].read_bytes()) for name in sorted(modules))
+    return b"".join(name + b"\0" + content + b"\0" for name, content in parts)
 
 
 def _as_told(arguments: Sequence[str]) -> str:

@@ -113,6 +113,8 @@ def _facts(run: Run, counts: dict[str, int]) -> Iterator[tuple[str, str]]:
     yield "seed", str(settings.seed)
     yield "threads", str(settings.n_threads or "as many as the machine has cores")
     yield "software", f"specguard_chains {settings.version}, Python {settings.python}"
+    if sources := dict.fromkeys(each.sources for each in settings.invocations if each.sources):
+        yield "digest of its sources", ", ".join(sources)
     yield "machine", settings.platform
     if cpus := dict.fromkeys(each.cpu for each in settings.invocations if each.cpu):
         yield "processor", ", ".join(cpus)

@@ -124,6 +124,11 @@ class RunSettings:
         """The model of the processor that the run began on, None if it is not known any more."""
         return self.invocations[0].cpu if self.invocations else None
 
+    @property
+    def sources(self) -> str | None:
+        """Digest of the code that the run began with, None if it is not known any more."""
+        return self.invocations[0].sources if self.invocations else None
+
     def to_json(self) -> str:
         """Return the content of settings.json."""
         return json.dumps(asdict(self), indent=1) + "\n"
@@ -139,7 +144,7 @@ class RunSettings:
                 f"{folder} has results of other settings: {'; '.join(found)}. Choose another "
                 "folder, or the settings that these results have"
             )
-        for name in ("version", "python", "platform", "cpu"):
+        for name in ("version", "sources", "python", "platform", "cpu"):
             if (old := getattr(self, name)) is not None and old != (new := getattr(more, name)):
                 logger.warning(
                     "the run in %s was started with %s %s and goes on with %s: mind that when you "

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from specguard_chains.evaluation import invocation
-from specguard_chains.evaluation.invocation import Invocation, cpu_model
+from specguard_chains.evaluation.invocation import Invocation, cpu_model, digest_of_sources
 from specguard_chains.evaluation.report import report_of
 from specguard_chains.evaluation.summary import Run, summarise, summary_of
 from tests.unit_tests.toy_results import ARMS, four_problems, settings, write
 
 
-def of(command: str | None = "specguard bench", cpu: str | None = "Toy CPU") -> Invocation:
-    return Invocation(command, cpu, "0.1.0", "3.11.7", "Linux-6.1-x86_64")
+def of(
+    command: str | None = "specguard bench",
+    cpu: str | None = "Toy CPU",
+    sources: str | None = None,
+) -> Invocation:
+    return Invocation(command, cpu, "0.1.0", "3.11.7", "Linux-6.1-x86_64", sources)
 
 
 @pytest.fixture
@@ -75,20 +81,66 @@ def test_a_summary_has_the_commands_and_machines(tmp_path: Path) -> None:
     assert "/a/b" not in json.dumps(figures)
 
 
-def test_a_report_tells_of_machines_that_were_changed(tmp_path: Path) -> None:
-    def of_run(folder: str, *invocations: Invocation) -> tuple[dict[str, str], str]:
-        told = settings(ARMS, invocations=invocations)
-        run = Run.read(write(tmp_path / folder, told, four_problems()))
-        report = report_of(run, summary_of(run))
-        return dict(report.facts), " ".join(report.caveats)
+def of_run(folder: Path, *invocations: Invocation) -> tuple[dict[str, str], str]:
+    """Return the facts and the caveats of a run's report."""
+    run = Run.read(write(folder, settings(ARMS, invocations=invocations), four_problems()))
+    report = report_of(run, summary_of(run))
+    return dict(report.facts), " ".join(report.caveats)
 
-    facts, caveats = of_run("one", of("a"), of("b"))
+
+def test_a_report_tells_of_machines_that_were_changed(tmp_path: Path) -> None:
+    facts, caveats = of_run(tmp_path / "one", of("a"), of("b"))
     assert facts["processor"] == "Toy CPU"
-    assert "Times are those of one machine at one time." in caveats
-    facts, caveats = of_run("two", of(cpu=None), of(), of(cpu="Other CPU"))
+    assert "Times are those of one machine; on others, ratios differ too." in caveats
+    facts, caveats = of_run(tmp_path / "two", of(cpu=None), of(), of(cpu="Other CPU"))
     assert facts["processor"] == "Toy CPU, Other CPU"
     assert (
         "come from different machines or software: an unknown processor with Linux-6.1-" in caveats
     )
     assert "; Toy CPU with " in caveats and "; Other CPU with " in caveats
-    assert "one machine at one time" not in caveats
+    assert "those of one machine" not in caveats
+
+
+def test_sources_are_told_apart_by_name_and_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def digest() -> str:
+        digest_of_sources.cache_clear()
+        return digest_of_sources()
+
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "one.py").write_text("x = 1\n")
+    monkeypatch.setattr(invocation, "files", lambda package: code)
+    first = digest()
+    assert len(first) == 12 and int(first, 16) >= 0
+    (code / "notes.txt").write_text("no code")
+    assert digest() == first
+    (code / "one.py").write_text("x = 2\n")
+    second = digest()
+    shutil.move(code / "one.py", code / "two.py")
+    assert len({first, second, digest()}) == 3
+    digest_of_sources.cache_clear()
+
+
+def test_what_runs_now_has_the_digest_of_both_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(invocation, "files", lambda package: read.append(package) or files(package))
+    digest_of_sources.cache_clear()
+    assert Invocation.here().sources == Invocation.here().sources == digest_of_sources()
+    assert read == ["specguard_chains", "specguard_adapters"]
+
+
+def test_a_report_tells_of_code_that_was_changed(tmp_path: Path) -> None:
+    facts, caveats = of_run(tmp_path / "one", of("a", sources="0123"), of("b", sources="0123"))
+    assert facts["digest of its sources"] == "0123"
+    assert "different code" not in caveats
+    facts, caveats = of_run(tmp_path / "two", of(), of(sources="0123"), of(sources="4567"))
+    assert facts["digest of its sources"] == "0123, 4567"
+    assert "different code of specguard_chains (digests of its sources: unknown, 0123 and 4567" in (
+        caveats
+    )
+    assert "those of one machine" in caveats
+    facts, caveats = of_run(tmp_path / "older", of())
+    assert "digest of its sources" not in facts
+    assert "different code" not in caveats

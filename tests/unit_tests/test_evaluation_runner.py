@@ -474,11 +474,36 @@ def test_a_folder_of_an_older_version_is_gone_on_with(
     path = tmp_path / "settings.json"
     told = json.loads(path.read_text())
     (known,) = told.pop("invocations")
+    assert known["sources"]
     assert told.pop("only") == "all"
     path.write_text(json.dumps(told))
     run(tmp_path, 1)
     assert not caplog.text
-    assert json.loads(path.read_text())["invocations"] == [known | {"cpu": None}, known]
+    assert json.loads(path.read_text())["invocations"] == [
+        *(known | {"cpu": None, "sources": None}, known)
+    ]
+
+
+def test_an_invocation_of_an_older_version_has_no_digest(tmp_path: Path) -> None:
+    run(tmp_path, 1)
+    path = tmp_path / "settings.json"
+    told = json.loads(path.read_text())
+    (known,) = told["invocations"]
+    del known["sources"]
+    path.write_text(json.dumps(told))
+    assert RunSettings.load(path).sources is None
+
+
+def test_other_code_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(invocation, "digest_of_sources", lambda: "0123")
+    run(tmp_path, 1, "target")
+    monkeypatch.setattr(invocation, "digest_of_sources", lambda: "4567")
+    run(tmp_path, 1, "target")
+    assert "was started with sources 0123 and goes on with 4567" in caplog.text
+    told = RunSettings.load(tmp_path / "settings.json").invocations
+    assert [each.sources for each in told] == ["0123", "4567"]
 
 
 def test_killed_in_the_middle_it_loses_only_what_was_in_flight(tmp_path: Path) -> None:
