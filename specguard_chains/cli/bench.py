@@ -138,6 +138,8 @@ def _run(
     with open_run(out, settings) as log:
         try:
             _solve(plan, log)
+        except EvaluationError:
+            raise  # the same command would end in it again
         except (KeyboardInterrupt, SpecGuardError):
             if len(log):
                 ERR.print(
@@ -158,7 +160,9 @@ def _solve(plan: Plan, log: ResultsLog) -> None:
     done = [result for task in tasks if (result := log.get(task.key)) is not None]
     with AnswerChecker() as checker, progress(Tally(done, pending)) as view:
         runner = Runner(plan, log, checker)
-        runner.decoders |= {arm.label: decoders[arm.label] for arm in waiting if arm.same_for_all}
+        for arm in waiting:
+            if arm.same_for_all:
+                runner.take(arm, decoders[arm.label])
         runner.on_begin, runner.on_end = view.begin, view.end
         runner.run()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from specguard_chains.evaluation.figures import Figures
+from specguard_chains.evaluation.judging import by_fallback
 from specguard_chains.evaluation.settings import RunSettings
 from specguard_chains.evaluation.statistics import wilson_interval
 from specguard_chains.evaluation.summary import Run
@@ -24,6 +25,7 @@ def caveats(run: Run, figures: Figures) -> list[str]:
             _size(figures),
             _unfinished(run, figures),
             _comparisons(rows, figures["target"]),
+            _bounds(run),
             _controls(rows),
             _failures(rows, run.settings.max_tokens),
             _machines(run.settings),
@@ -70,6 +72,16 @@ def _comparisons(rows: Rows, target: str | None) -> Iterator[str]:
         yield (
             f"There are {tests} comparisons with the target on each data set; p-values and "
             "intervals are not corrected for that, so that some will look clear by chance."
+        )
+
+
+def _bounds(run: Run) -> Iterator[str]:
+    arms = [arm for arm in run.arms if by_fallback(run.settings.judged_by.get(arm, {}))]
+    if arms:
+        yield (
+            f"No bounds of the signals were known for {listed(arms)}: scores by the wide fallback "
+            "bounds say little, and so does a threshold. `specguard calibrate` draws bounds for a "
+            "pair."
         )
 
 

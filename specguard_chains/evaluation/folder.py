@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specguard_chains.errors import EvaluationError
+from specguard_chains.evaluation.judging import JudgedBy
 from specguard_chains.evaluation.lines import Lines, open_lines, read_lines
 from specguard_chains.evaluation.results import Key, Result
 from specguard_chains.evaluation.settings import RunSettings
@@ -21,9 +22,10 @@ RESULTS, SETTINGS = "results.jsonl", "settings.json"
 class ResultsLog:
     """The results of a run, in memory and on disk."""
 
-    def __init__(self, lines: Lines[Result]) -> None:
+    def __init__(self, lines: Lines[Result], settings: RunSettings) -> None:
         """Go on with what there is."""
         self._lines = lines
+        self._settings = settings
         self._results = {result.key: result for result in lines.records}
 
     def __contains__(self, key: Key) -> bool:
@@ -41,6 +43,19 @@ class ResultsLog:
         self._lines.append(json.dumps(result.to_dict()))
         self._results[result.key] = result
 
+    def note(self, arm: str, found: JudgedBy) -> None:
+        """Record what was found for an arm to judge steps by, see `judging.judged_by`.
+
+        Raises:
+            EvaluationError: Its results so far were judged by something else.
+        """
+        folder = self._lines.path.parent
+        begun = any(label == arm for _, _, label in self._results)
+        settings = self._settings.judging(arm, found, folder, begun=begun)
+        if settings != self._settings:
+            _write(settings, folder)
+            self._settings = settings
+
 
 @contextmanager
 def open_run(folder: Path, settings: RunSettings) -> Iterator[ResultsLog]:
@@ -51,8 +66,9 @@ def open_run(folder: Path, settings: RunSettings) -> Iterator[ResultsLog]:
             settings.
     """
     with open_lines(folder / RESULTS, _result) as lines:
-        _settle(folder, settings, begun=bool(lines.records))
-        yield ResultsLog(lines)
+        settings = _settled(folder, settings, begun=bool(lines.records))
+        _write(settings, folder)
+        yield ResultsLog(lines, settings)
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -68,16 +84,21 @@ def read_results(folder: Path) -> list[Result]:
     return read_lines(path, _result)
 
 
-def _settle(folder: Path, settings: RunSettings, *, begun: bool) -> None:
-    """Write the settings of the run, together with those that it goes on with."""
+def _settled(folder: Path, settings: RunSettings, *, begun: bool) -> RunSettings:
+    """Return the settings of the run, together with those that it goes on with."""
     path = folder / SETTINGS
     if path.exists():
-        settings = RunSettings.load(path).joined(settings, folder)
-    elif begun:
+        return RunSettings.load(path).joined(settings, folder)
+    if begun:
         raise EvaluationError(
             f"{folder} has results, but no {SETTINGS} that says how they came about; choose "
             "another folder"
         )
+    return settings
+
+
+def _write(settings: RunSettings, folder: Path) -> None:
+    path = folder / SETTINGS
     unfinished = path.with_suffix(".tmp")
     unfinished.write_text(settings.to_json(), encoding="utf-8")
     unfinished.replace(path)

@@ -34,6 +34,7 @@ from specguard_chains.evaluation.arms import LENGTH, Arm, Assemble, draft_alone
 from specguard_chains.evaluation.checking import AnswerChecker
 from specguard_chains.evaluation.controls import History, matched
 from specguard_chains.evaluation.folder import ResultsLog
+from specguard_chains.evaluation.judging import judged_by
 from specguard_chains.evaluation.memory import peak_rss_mb, reset_peak
 from specguard_chains.evaluation.problems import Problem
 from specguard_chains.evaluation.results import Attempt, Key, Result
@@ -122,13 +123,22 @@ class Runner:
     on_begin: Callable[[Task], None] = lambda task: None
     on_end: Callable[[Result], None] = lambda result: None
     decoders: dict[str, Decoder] = field(default_factory=dict)
-    """Those that are ready, by the labels of their arms."""
+    """Those that are ready, by the labels of their arms; see `take`."""
     _warm: set[int] = field(default_factory=set)
     """Engines that have computed something."""
 
     def pending(self) -> list[Task]:
         """Return what is still to be done."""
         return [task for task in self.plan.tasks() if task.key not in self.log]
+
+    def take(self, arm: Arm, decoder: Decoder) -> None:
+        """Let a decoder solve the problems of an arm.
+
+        Raises:
+            EvaluationError: The arm's results so far were judged by other bounds or value heads.
+        """
+        self.log.note(arm.label, judged_by(decoder))
+        self.decoders[arm.label] = decoder
 
     def run(self) -> None:
         """Solve what is still to be done.
@@ -200,7 +210,7 @@ class Runner:
         if task.arm.same_for_all and label in self.decoders:
             return self.decoders[label]
         decoder = task.arm.decoder_for(task.problem, self.checker, matched=options, make=self.make)
-        self.decoders[label] = decoder
+        self.take(task.arm, decoder)
         return decoder
 
     def _prepare(self, engines: Sequence[Engine]) -> None:

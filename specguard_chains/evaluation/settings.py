@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
@@ -16,6 +16,7 @@ from specguard_chains.decoding.engine import Engine
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation.arms import ORACLE, Arm
 from specguard_chains.evaluation.invocation import Invocation
+from specguard_chains.evaluation.judging import JudgedBy
 from specguard_chains.evaluation.problems import Half
 from specguard_chains.options import SpecGuardOptions
 
@@ -54,6 +55,8 @@ class RunSettings:
     """Which of the problems of each data set."""
     invocations: tuple[Invocation, ...] = ()
     """Commands and machines that have added to the run, each once."""
+    judged_by: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By label, the bounds and the value head that were found for an arm, see `judging`."""
 
     @classmethod
     def of(
@@ -78,8 +81,8 @@ class RunSettings:
         """
         shared = {name: _plain(getattr(options, name)) for name in SHARED}
         defaults = {
-            name: _plain(field.default)
-            for name, field in SpecGuardOptions.model_fields.items()
+            name: _plain(option.default)
+            for name, option in SpecGuardOptions.model_fields.items()
             if name not in UNRECORDED and name not in SHARED
         }
         invocation = Invocation.here(arguments)
@@ -106,7 +109,7 @@ class RunSettings:
         """
         try:
             plain = json.loads(path.read_text(encoding="utf-8"))
-            known = {field.name: (_earlier(plain) | plain)[field.name] for field in fields(cls)}
+            known = {each.name: (_earlier(plain) | plain)[each.name] for each in fields(cls)}
             invocations = tuple(Invocation(**each) for each in known["invocations"])
         except FileNotFoundError as error:
             raise EvaluationError(
@@ -159,6 +162,32 @@ class RunSettings:
             invocations=tuple(dict.fromkeys((*self.invocations, *more.invocations))),
         )
 
+    def judging(self, arm: str, found: JudgedBy, folder: Path, *, begun: bool) -> RunSettings:
+        """Return these settings with what was found for an arm to judge steps by.
+
+        Args:
+            arm: Its label.
+            found: See `judging.judged_by`.
+            folder: Of the run.
+            begun: Whether there are results of the arm.
+
+        Raises:
+            EvaluationError: These were judged by something else; the message names each difference.
+        """
+        before = self.judged_by.get(arm, found) if begun else found
+        differences = [
+            f"{name} of arm {arm!r} is {found.get(name)!r}, there {before.get(name)!r}"
+            for name in sorted(before.keys() | found.keys())
+            if before.get(name) != found.get(name)
+        ]
+        if differences:
+            raise EvaluationError(
+                f"{folder} has results of other bounds or value heads: {'; '.join(differences)}. "
+                "Choose another folder, or name those of these results as calibration and "
+                "reward_model"
+            )
+        return replace(self, judged_by=self.judged_by | {arm: dict(found)})
+
     def _differences(self, more: RunSettings) -> Iterator[str]:
         """Yield what keeps results of both from being compared, in words."""
         for name in (*SHARED, "seed", "only"):
@@ -181,7 +210,8 @@ class RunSettings:
 def _earlier(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the settings of older versions lack."""
     software = {name: plain[name] for name in ("version", "python", "platform")}
-    return {"only": "all", "invocations": [{"command": None, "cpu": None, **software}]}
+    invocation = {"command": None, "cpu": None, **software}
+    return {"only": "all", "invocations": [invocation], "judged_by": {}}
 
 
 def _settings_of(arm: Arm, usual: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from specguard_chains import engines
+from specguard_chains import calibrations, engines
 from specguard_chains.cli import app, bench, bench_progress
 from specguard_chains.cli.bench_progress import Bar, Tally, in_words
+from specguard_chains.decoding.calibration import Bounds, Calibration
 from specguard_chains.decoding.engine import Engine
 from specguard_chains.errors import ServerError
 from specguard_chains.evaluation.folder import read_results
@@ -230,6 +231,21 @@ def test_another_seed_needs_another_folder(shelf: Shelf, data: Path, tmp_path: P
     assert result.exit_code == 1
     assert "seed is 8, there 0" in flat(result.stderr)
     assert "Traceback" not in result.output
+
+
+def test_other_bounds_need_another_folder(
+    shelf: Shelf, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specguard(*flags(data, tmp_path, "--limit", 1))
+    known = Calibration(confidence=Bounds(low=-3, high=0), grounding=Bounds(low=0, high=1))
+    monkeypatch.setattr(calibrations, "find", lambda *names: known)
+    result = specguard(*flags(data, tmp_path, "--limit", 2))
+    assert result.exit_code == 1
+    assert "bounds of arm 'specguard-greedy' is 'calibrated', there 'fallback'" in (
+        flat(result.stderr)
+    )
+    assert "the same command goes on" not in flat(result.stderr)
+    assert len(read_results(tmp_path)) == 3
 
 
 @pytest.mark.parametrize(
