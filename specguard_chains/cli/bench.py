@@ -151,7 +151,7 @@ def _run(
 
 def _solve(plan: Plan, log: ResultsLog) -> None:
     tasks = list(plan.tasks())
-    pending = [task for task in tasks if task.key not in log]
+    pending = plan.pending(log)
     if not pending:
         OUT.print(f"nothing to solve: all {len(tasks)} results are there")
         return

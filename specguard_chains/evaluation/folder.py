@@ -13,6 +13,7 @@ from pathlib import Path
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation.judging import JudgedBy
 from specguard_chains.evaluation.lines import Lines, open_lines, read_lines
+from specguard_chains.evaluation.problems import Problem
 from specguard_chains.evaluation.results import Key, Result
 from specguard_chains.evaluation.settings import RunSettings
 
@@ -27,6 +28,11 @@ class ResultsLog:
         self._lines = lines
         self._settings = settings
         self._results = {result.key: result for result in lines.records}
+        self._digests = {
+            (result.data, result.problem): result.problem_digest
+            for result in lines.records
+            if result.problem_digest is not None
+        }
 
     def __contains__(self, key: Key) -> bool:
         return key in self._results
@@ -42,6 +48,19 @@ class ResultsLog:
         """Record a result; it is on the disk when this returns."""
         self._lines.append(json.dumps(result.to_dict()))
         self._results[result.key] = result
+
+    def check(self, data: str, problem: Problem) -> None:
+        """Refuse a problem that is another one than the results of its id are of, by any arm.
+
+        Raises:
+            EvaluationError: It is.
+        """
+        if self._digests.get((data, problem.id), problem.digest) != problem.digest:
+            raise EvaluationError(
+                f"{self._lines.path} has results of another problem {problem.id!r} of {data}: its "
+                "question, answer or choices have changed since. Choose another folder, give the "
+                "problem an id of its own, or take the data as they were"
+            )
 
     def note(self, arm: str, found: JudgedBy) -> None:
         """Record what was found for an arm to judge steps by, see `judging.judged_by`.

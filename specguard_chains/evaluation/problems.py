@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +41,12 @@ class Problem:
     """The name of the data set."""
     choices: tuple[str, ...] = ()
     """The options in the order in which they are shown, without their letters."""
+
+    @property
+    def digest(self) -> str:
+        """What tells it apart from another problem of the same id."""
+        content = json.dumps([self.question, self.answer, *self.choices])
+        return sha256(content.encode()).hexdigest()[:12]
 
 
 def load_problems(

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
 Key = tuple[str, str, str]
 """Data set, problem, arm."""
+OPTIONAL = frozenset(
+    {
+        *("error", "controls", "acceptance_rate", "max_accepted_tokens"),
+        *("started", "problem_digest"),
+    }
+)
+"""Fields of a result that do not concern all of them, or that older versions have not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,8 @@ class Result:
     """What a control by length was matched to."""
     started: float | None = None
     """When it began, in seconds since 1970."""
+    problem_digest: str | None = None
+    """Of its question, its answer and its choices."""
 
     @property
     def key(self) -> Key:
@@ -130,8 +139,7 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values; what does not concern it is left out."""
         plain = asdict(self)
-        optional = ("error", "controls", "acceptance_rate", "max_accepted_tokens", "started")
-        return {k: v for k, v in plain.items() if v is not None or k not in optional}
+        return {k: v for k, v in plain.items() if v is not None or k not in OPTIONAL}
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,17 @@ class Plan:
                 for arm in turns(self.arms, index):
                     yield Task(name, index, problem, arm)
 
+    def pending(self, log: ResultsLog) -> list[Task]:
+        """Return what is to be done and is not recorded yet.
+
+        Raises:
+            EvaluationError: A recorded problem was another one.
+        """
+        for name, problems in self.data.items():
+            for problem in problems:
+                log.check(name, problem)
+        return [task for task in self.tasks() if task.key not in log]
+
     def seed_of(self, task: Task) -> int:
         """Return the seed of a problem, the same for all arms."""
         name = f"{self.seed}/{task.data}/{task.problem.id}"
@@ -127,10 +138,6 @@ class Runner:
     _warm: set[int] = field(default_factory=set)
     """Engines that have computed something."""
 
-    def pending(self) -> list[Task]:
-        """Return what is still to be done."""
-        return [task for task in self.plan.tasks() if task.key not in self.log]
-
     def take(self, arm: Arm, decoder: Decoder) -> None:
         """Let a decoder solve the problems of an arm.
 
@@ -144,9 +151,10 @@ class Runner:
         """Solve what is still to be done.
 
         Raises:
-            SpecGuardError: An arm does not work at all; what was done until then is recorded.
+            SpecGuardError: An arm does not work at all, or a recorded problem was another one; what
+                was done until then is recorded.
         """
-        for task in self.pending():
+        for task in self.plan.pending(self.log):
             self.on_begin(task)
             result = self._solve(task)
             self.log.append(result)
@@ -179,6 +187,7 @@ class Runner:
             seed=seed,
             controls=task.arm.controls,
             started=round(started, 1),
+            problem_digest=task.problem.digest,
             **options,
             **attempt.figures(),
         )

@@ -225,6 +225,16 @@ def test_one_half_of_the_problems_is_run(shelf: Shelf, data: Path, tmp_path: Pat
     assert specguard(*flags(data, out, "--only", "some")).exit_code == 2
 
 
+def test_changed_problems_need_another_folder(shelf: Shelf, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    specguard(*flags(data, out, "--limit", 1))
+    data.write_text(data.read_text().replace("?", "!"))
+    result = specguard(*flags(data, out, "--limit", 1))
+    assert result.exit_code == 1
+    assert "has results of another problem 'toy/0' of toy" in flat(result.stderr)
+    assert "Choose another folder" in flat(result.stderr)
+
+
 def test_another_seed_needs_another_folder(shelf: Shelf, data: Path, tmp_path: Path) -> None:
     specguard(*flags(data, tmp_path, "--limit", 1))
     result = specguard(*flags(data, tmp_path, "--limit", 1, "--seed", 8))

@@ -85,6 +85,7 @@ def test_every_arm_solves_every_problem_and_all_is_recorded(tmp_path: Path) -> N
     assert set(line) == {
         *("problem", "data", "arm", "right", "extracted", "timed_out", "seconds", "tokens"),
         *("finish_reason", "seed", "metrics", "peak_rss_mb", "steps", "text", "started"),
+        "problem_digest",
     }
     assert set(line["steps"][0]) == {
         *("source", "verdict", "score", "confidence", "grounding", "threshold", "rejected_early"),
@@ -337,6 +338,35 @@ def test_more_problems_and_more_arms_are_added(tmp_path: Path) -> None:
     assert timeless(grown) == timeless(run(tmp_path / "at once", 3))
     told = json.loads((tmp_path / "grown" / "settings.json").read_text())
     assert set(told["arms"]) == set(LABELS)
+
+
+@pytest.mark.parametrize("arm", ["target", "draft"])
+@pytest.mark.parametrize(
+    "change", [{"question": "how many?"}, {"answer": "f"}, {"choices": ("one", "two")}]
+)
+def test_results_of_another_problem_of_the_same_id_are_not_gone_on_with(
+    tmp_path: Path, change: dict[str, Any], arm: str
+) -> None:
+    given = options()
+    run(tmp_path, 2, "target", given=given)
+    before = (tmp_path / "results.jsonl").read_bytes()
+    first, second = problems(2)
+    changed = replace(plan(given, 2, arm), data={"toy": [first, replace(second, **change)]})
+    refused = pytest.raises(EvaluationError, match=r"results\.jsonl has .* problem 'toy/1' of toy")
+    with open_run(tmp_path, settings(given, changed.arms)) as log, refused:
+        Runner(changed, log, ToyChecker()).run()  # type: ignore[arg-type]
+    assert (tmp_path / "results.jsonl").read_bytes() == before
+
+
+def test_results_of_older_versions_do_not_tell_their_problem(tmp_path: Path) -> None:
+    run(tmp_path, 1, "target")
+    path = tmp_path / "results.jsonl"
+    line = json.loads(path.read_text())
+    del line["problem_digest"]
+    path.write_text(json.dumps(line) + "\n")
+    (result,) = run(tmp_path, 1, "target")
+    assert result.problem_digest is None
+    assert result.to_dict() == {**line, "steps": tuple(line["steps"])}
 
 
 @pytest.mark.parametrize("torn", [b'{"problem": "toy/0", "da', b"\x00\x00\x00"])
