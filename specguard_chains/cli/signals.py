@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated
 
@@ -10,21 +11,24 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from specguard_chains.cli.failures import reports_errors
+from specguard_chains.cli.failures import UsageError, reports_errors
 from specguard_chains.cli.problem_parameters import Avoid, Limit, Skip, TrainingData
 from specguard_chains.cli.progress import problems_bar
 from specguard_chains.cli.settings import takes_options
 from specguard_chains.cli.streams import ERR, OUT
 from specguard_chains.cli.training_problems import training_problems
 from specguard_chains.console import fetch_progress
+from specguard_chains.decoding.engine import Engine
 from specguard_chains.decoding.grounding import GroundingForm
 from specguard_chains.decoding.rewards import ValueHead
 from specguard_chains.decoding.steps import Source
+from specguard_chains.engines import name_of
 from specguard_chains.evaluation import signal_report
 from specguard_chains.evaluation.checking import AnswerChecker
-from specguard_chains.evaluation.lines import Lines, open_lines
+from specguard_chains.evaluation.lines import Lines
 from specguard_chains.evaluation.problems import Problem, prompt_for
 from specguard_chains.evaluation.recordings import Recorder, Recording
+from specguard_chains.evaluation.records import ProblemKey, RecordFile, models_of
 from specguard_chains.evaluation.signal_table import Row, table
 from specguard_chains.evaluation.signals import (
     ReadSignals,
@@ -33,8 +37,8 @@ from specguard_chains.evaluation.signals import (
     read_signals,
 )
 from specguard_chains.options import SpecGuardOptions
-from specguard_chains.rewards import reward
-from specguard_chains.roles import load_engine
+from specguard_chains.rewards import is_text_reward, reward
+from specguard_chains.roles import load_engine, model_of
 
 MAX_TOKENS = 600
 RECORDINGS, SIGNALS = "recordings.jsonl", "signals.jsonl"
@@ -67,26 +71,72 @@ def signals(
 
     The draft writes steps; a step is good if the target, going on greedily from it, still reaches
     the right answer. The table shows how well each signal tells good steps from bad ones. Choose
-    settings by its even half, and report the odd one.
+    settings by its even half (the problems of bench's --only even), and report the odd one.
     """
-    problems = training_problems(data, avoid or [], limit=limit, skip=skip, seed=options.seed or 0)
-    recordings = _record(options, problems, out / RECORDINGS)
-    read = _read(options, problems, recordings, out / SIGNALS)
-    by_problem = {recording.problem: recording for recording in recordings}
-    steps = [step for each in read for step in labelled(by_problem[each.problem], each)]
+    head = _head(options)
+    recorded, read_again = _files(options, head, out)
+    for file in (recorded, read_again):
+        file.check()
+    places = training_problems(data, avoid or [], limit=limit, skip=skip, seed=options.seed or 0)
+    problems = list(places)
+    recordings = _record(options, problems, recorded)
+    read = _read(options, head, problems, recordings, read_again)
+    by_key = {ProblemKey.of(problem): place for problem, place in places.items()}
+    steps = labelled(recordings, read, by_key)
     rows = table(steps, signal_report.combinations(steps))
-    signal_report.write(out, rows, steps, recordings, read)
+    answers = signal_report.whole_answers(recordings, read, by_key)
+    signal_report.write(out, rows, steps, answers, recordings)
     _print(rows)
     ERR.print(f"the table is in {out}: signals.md, signals.json", soft_wrap=True)
 
 
-def _record(options: SpecGuardOptions, problems: Sequence[Problem], path: Path) -> list[Recording]:
+def _head(options: SpecGuardOptions) -> ValueHead | None:
+    """Return the draft's value head: the one that is named, or known for it."""
+    if is_text_reward(options):
+        raise UsageError(
+            f"--reward-model {options.reward_model} is no value head; give a .json file that "
+            "`specguard train-reward` has written"
+        )
+    draft = model_of(options, Source.DRAFT)
+    head = reward(options, draft.name if isinstance(draft, Engine) else name_of(draft))
+    return head if isinstance(head, ValueHead) else None
+
+
+def _files(
+    options: SpecGuardOptions, head: ValueHead | None, out: Path
+) -> tuple[RecordFile[Recording], RecordFile[ReadSignals]]:
+    """Return the files of recordings and of signals, with what each depends on."""
+    recorded = models_of(options, tuple(Source)) | {
+        "max_tokens": options.max_tokens or MAX_TOKENS,
+        "seed": options.seed or 0,
+    }
+    read = recorded | {
+        "grounding_layers": options.grounding_layers,
+        "reward_model": None if head is None else _digest(head),
+    }
+    return (
+        RecordFile(out / RECORDINGS, Recording, recorded, "--out"),
+        RecordFile(out / SIGNALS, ReadSignals, read, "--out"),
+    )
+
+
+def _digest(head: ValueHead) -> str:
+    """Return what tells a value head from others: one may be trained anew under its name."""
+    content = head.model_dump_json(exclude={"training"})
+    return f"value head {blake2b(content.encode(), digest_size=6).hexdigest()}"
+
+
+def _record(
+    options: SpecGuardOptions, problems: Sequence[Problem], file: RecordFile[Recording]
+) -> list[Recording]:
     """Return the problems' drafted steps, those that are in the file already and new ones."""
-    with open_lines(path, Recording.model_validate_json) as lines:
-        known = {recording.problem: recording for recording in lines.records}
-        if missing := [problem for problem in problems if problem.id not in known]:
-            known |= {recording.problem: recording for recording in _new(options, missing, lines)}
-    return [known[problem.id] for problem in problems]
+    keys = [ProblemKey.of(problem) for problem in problems]
+    with file.opened() as lines:
+        known = {recording.key: recording for recording in lines.records}
+        missing = [problem for problem, key in zip(problems, keys, strict=True) if key not in known]
+        if missing:
+            known |= {recording.key: recording for recording in _new(options, missing, lines)}
+    return [known[key] for key in keys]
 
 
 def _new(
@@ -114,47 +164,45 @@ def _new(
 
 def _read(
     options: SpecGuardOptions,
+    head: ValueHead | None,
     problems: Sequence[Problem],
     recordings: Iterable[Recording],
-    path: Path,
+    file: RecordFile[ReadSignals],
 ) -> list[ReadSignals]:
     """Return the signals of all drafted steps, those in the file and new ones."""
     pairs = [pair for pair in zip(problems, recordings, strict=True) if pair[1].steps]
-    with open_lines(path, ReadSignals.model_validate_json) as lines:
-        known = {signals.problem: signals for signals in lines.records}
-        missing = [pair for pair in pairs if pair[0].id not in known]
-        readers = _readers(options) if missing else []
+    with file.opened() as lines:
+        known = {signals.key: signals for signals in lines.records}
+        missing = [pair for pair in pairs if pair[1].key not in known]
+        readers = _readers(options, head) if missing else []
         with problems_bar("reading", len(missing)) as advance:
             for problem, recording in missing:
-                known[problem.id] = read_signals(readers, prompt_for(problem), recording)
-                lines.append(known[problem.id].model_dump_json())
+                read = read_signals(readers, prompt_for(problem), recording)
+                known[recording.key] = read
+                lines.append(read.model_dump_json())
                 advance()
-    return [known[problem.id] for problem, _ in pairs]
+    return [known[recording.key] for _, recording in pairs]
 
 
-def _readers(options: SpecGuardOptions) -> list[SignalReader]:
+def _readers(options: SpecGuardOptions, head: ValueHead | None) -> list[SignalReader]:
     with fetch_progress(ERR) as progress:
         draft, target = (
             load_engine(options, source, progress=progress, attention=True, states=states)
             for source, states in ((Source.DRAFT, True), (Source.TARGET, False))
         )
     layers = options.grounding_layers
-    head = reward(options, draft.name)
     return [
-        SignalReader(
-            draft,
-            "draft",
-            DRAFT_FORMS,
-            layers,
-            entropy=True,
-            head=head if isinstance(head, ValueHead) else None,
-        ),
+        SignalReader(draft, "draft", DRAFT_FORMS, layers, entropy=True, head=head),
         SignalReader(target, "target", TARGET_FORMS, layers, entropy=True),
     ]
 
 
 def _print(rows: Sequence[Row]) -> None:
-    shown = Table(box=SIMPLE_HEAD)
+    shown = Table(
+        box=SIMPLE_HEAD,
+        caption="fitted: even half by cross-validation, odd half as fitted on the even one",
+        caption_justify="left",
+    )
     for column in ("signal", "even half", "odd half", "95 % interval", "over length"):
         shown.add_column(column, justify="left" if column == "signal" else "right")
     for row in rows:

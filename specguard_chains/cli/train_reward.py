@@ -22,8 +22,13 @@ from specguard_chains.decoding.local_engine import LocalEngine
 from specguard_chains.decoding.steps import Source
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation.checking import AnswerChecker
-from specguard_chains.evaluation.lines import open_lines
 from specguard_chains.evaluation.problems import Problem, data_name, prompt_for
+from specguard_chains.evaluation.records import (
+    ProblemKey,
+    RecordFile,
+    models_of,
+    sampling_of,
+)
 from specguard_chains.evaluation.solutions import Sampler, Solutions
 from specguard_chains.evaluation.training import Examples, Trained, read_states, train
 from specguard_chains.options import SpecGuardOptions
@@ -71,7 +76,10 @@ def train_reward(
     learns whether the solution ended right. Use problems for training, not the ones that you
     evaluate on.
     """
-    problems = training_problems(data, avoid or [], limit=limit, skip=skip, seed=options.seed or 0)
+    file = _file(options, samples, work)
+    file.check()
+    seed = options.seed or 0
+    problems = list(training_problems(data, avoid or [], limit=limit, skip=skip, seed=seed))
     with fetch_progress(ERR) as progress:
         engine = load_engine(
             options,
@@ -83,13 +91,13 @@ def train_reward(
             states=True,
         )
     layer = _layer(engine, layer)
-    solutions = _sample(engine, problems, work / SOLUTIONS, samples, options)
+    solutions = _sample(engine, problems, file, samples, options)
     examples = _examples(engine, layer, problems, solutions)
     trained = train(
         examples,
         draft=engine.name,
         layer=layer,
-        seed=options.seed or 0,
+        seed=seed,
         data=[data_name(source) for source in data],
         skip=skip,
         samples=samples,
@@ -98,6 +106,13 @@ def train_reward(
     path.parent.mkdir(parents=True, exist_ok=True)
     trained.head.save(path)
     _report(trained, path)
+
+
+def _file(options: SpecGuardOptions, samples: int, work: Path) -> RecordFile[Solutions]:
+    """Return the file of solutions, with what they depend on."""
+    limits = {"samples": samples, "max_tokens": options.max_tokens or MAX_TOKENS}
+    settings = models_of(options, [Source.DRAFT]) | limits | sampling_of(options)
+    return RecordFile(work / SOLUTIONS, Solutions, settings, "--work")
 
 
 def _layer(engine: Engine, layer: int | None) -> int:
@@ -112,14 +127,15 @@ def _layer(engine: Engine, layer: int | None) -> int:
 def _sample(
     engine: Engine,
     problems: Sequence[Problem],
-    path: Path,
+    file: RecordFile[Solutions],
     samples: int,
     options: SpecGuardOptions,
 ) -> list[Solutions]:
     """Return the problems' solutions, those that are in the file already and new ones."""
-    with open_lines(path, Solutions.model_validate_json) as lines, AnswerChecker() as checker:
-        known = {solutions.problem: solutions for solutions in lines.records}
-        missing = [problem for problem in problems if problem.id not in known]
+    keys = [ProblemKey.of(problem) for problem in problems]
+    with file.opened() as lines, AnswerChecker() as checker:
+        known = {solutions.key: solutions for solutions in lines.records}
+        missing = [problem for problem, key in zip(problems, keys, strict=True) if key not in known]
         sampler = Sampler(
             engine,
             checker,
@@ -130,16 +146,17 @@ def _sample(
         )
         with problems_bar("sampling", len(missing)) as advance:
             for problem in missing:
-                known[problem.id] = sampler.sample(problem)
-                lines.append(known[problem.id].model_dump_json())
+                sampled = sampler.sample(problem)
+                known[sampled.key] = sampled
+                lines.append(sampled.model_dump_json())
                 advance()
-    return [known[problem.id] for problem in problems]
+    return [known[key] for key in keys]
 
 
 def _examples(
     engine: Engine, layer: int, problems: Sequence[Problem], solutions: Iterable[Solutions]
 ) -> Examples:
-    states, right, last, names = [], [], [], []
+    states, right, last, keys = [], [], [], []
     with problems_bar("reading", len(problems)) as advance:
         for problem, sampled in zip(problems, solutions, strict=True):
             for state, is_right, is_last in read_states(
@@ -148,11 +165,11 @@ def _examples(
                 states.append(state)
                 right.append(is_right)
                 last.append(is_last)
-                names.append(problem.id)
+                keys.append(sampled.key)
             advance()
     if not states:
         raise EvaluationError("no solution ended within --max-tokens; raise it")
-    return Examples(np.stack(states), np.array(right), tuple(names), np.array(last))
+    return Examples(np.stack(states), np.array(right), tuple(keys), np.array(last))
 
 
 def _report(trained: Trained, path: Path) -> None:

@@ -25,6 +25,7 @@ from specguard_chains.decoding.steps import UNVERIFIED, Source
 from specguard_chains.evaluation.checking import AnswerChecker
 from specguard_chains.evaluation.labels import NO_DELIMITER, go_on
 from specguard_chains.evaluation.problems import Problem, prompt_for
+from specguard_chains.evaluation.records import ProblemKey, ProblemRecord
 
 GREEDY = Sampling(temperature=0)
 
@@ -69,13 +70,9 @@ class RecordedStep(BaseModel):
     """What the draft sampled in the same place."""
 
 
-class Recording(BaseModel):
+class Recording(ProblemRecord):
     """The drafted steps of one problem."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    problem: str
-    data: str
     steps: tuple[RecordedStep, ...]
     solvable: bool
     """Whether the target alone reaches the right answer."""
@@ -125,8 +122,7 @@ class Recorder:
                 list(self._steps(problem, draft, target, answer, ahead, solvable)) if wanted else []
             )
             return Recording(
-                problem=problem.id,
-                data=problem.data,
+                **ProblemKey.of(problem)._asdict(),
                 steps=tuple(steps),
                 solvable=solvable,
                 right=self.checker.check(answer.text, problem).right,

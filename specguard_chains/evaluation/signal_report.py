@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from specguard_chains.evaluation.recordings import Recording
+from specguard_chains.evaluation.records import ProblemKey
 from specguard_chains.evaluation.signal_table import LabelledStep, Row, table
 from specguard_chains.evaluation.signals import ReadSignals
 from specguard_chains.evaluation.statistics import Estimate
@@ -39,19 +40,26 @@ def combinations(steps: Sequence[LabelledStep]) -> list[tuple[str, ...]]:
 
 
 def whole_answers(
-    recordings: Sequence[Recording], signals: Sequence[ReadSignals]
+    recordings: Sequence[Recording],
+    signals: Sequence[ReadSignals],
+    places: Mapping[ProblemKey, int],
 ) -> list[LabelledStep]:
-    """Return the draft's own answers as if each was one step: its lowest signals, its outcome."""
-    by_problem = {recording.problem: recording for recording in recordings}
+    """Return the draft's own answers as if each was one step: its lowest signals, its outcome.
+
+    See `signals.labelled`.
+    """
+    by_problem = {recording.key: recording for recording in recordings}
     answers = []
     for read in signals:
-        recording = by_problem[read.problem]
+        recording = by_problem[read.key]
         steps = [step for step in read.own_steps if step]
         if not steps:
             continue
         lowest = {name: min(step[name] for step in steps) for name in steps[0]}
         lowest["length"] = -float(len(recording.own.tokens))
-        answers.append(LabelledStep(recording.problem, recording.data, recording.own_right, lowest))
+        answers.append(
+            LabelledStep(read.problem, read.data, places[read.key], recording.own_right, lowest)
+        )
     return answers
 
 
@@ -74,11 +82,18 @@ def write(
     folder: Path,
     rows: Sequence[Row],
     steps: Sequence[LabelledStep],
+    answers: Sequence[LabelledStep],
     recordings: Sequence[Recording],
-    signals: Sequence[ReadSignals],
 ) -> None:
-    """Write signals.json and signals.md."""
-    answers = whole_answers(recordings, signals)
+    """Write signals.json and signals.md.
+
+    Args:
+        folder: Where.
+        rows: The table of the steps.
+        steps: Drafted ones.
+        answers: Whole answers of the draft, each as one step.
+        recordings: Of all problems.
+    """
     of_answers = table(answers) if answers else []
     facts = _facts(steps, recordings)
     plain = {
@@ -117,7 +132,9 @@ def _page(
         f"{facts['good_steps']} of them are good: the target, going on greedily, still reaches the "
         "right answer.",
         "AUROC of each signal, the higher value meaning good; 0.5 knows nothing. Intervals (95 %) "
-        "draw whole problems. Choose by the even half and report the odd one. Combinations "
+        "draw whole problems. The even half has the problems at even places of their files, as "
+        "`--only even` of `specguard bench` takes them: choose by it, and report the odd one. "
+        "Combinations "
         "(*fitted*) are judged on the odd half as fitted on all of the even half, and on the even "
         "half by cross-validation over its problems. *Over length* is what a signal together with "
         "the step's length adds to the length alone, on the odd half.",

@@ -41,6 +41,8 @@ class LabelledStep:
 
     problem: str
     data: str
+    place: int
+    """Of the problem in its data set, from 0."""
     good: bool
     signals: Mapping[str, float]
 
@@ -61,14 +63,13 @@ class Row:
 
 
 def halves(steps: Sequence[LabelledStep]) -> tuple[list[LabelledStep], list[LabelledStep]]:
-    """Return the steps of every second problem, by order of appearance in each data set."""
-    order: dict[str, dict[str, int]] = {}
-    for step in steps:
-        known = order.setdefault(step.data, {})
-        known.setdefault(step.problem, len(known))
-    even = [step for step in steps if order[step.data][step.problem] % 2 == 0]
-    odd = [step for step in steps if order[step.data][step.problem] % 2 == 1]
-    return even, odd
+    """Return the steps of problems at even places of their data sets, and of those at odd ones.
+
+    These are the halves that `--only even` and `odd` of the bench solve: what is chosen on the one
+    can be reported on the other there too.
+    """
+    even = [step for step in steps if step.place % 2 == 0]
+    return even, [step for step in steps if step.place % 2 == 1]
 
 
 def table(steps: Sequence[LabelledStep], combinations: Sequence[Sequence[str]] = ()) -> list[Row]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import cast
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from specguard_chains.decoding.arrays import FloatArray
 from specguard_chains.decoding.boundaries import Ending
@@ -34,6 +34,7 @@ from specguard_chains.decoding.sampling import Sampling, distribution
 from specguard_chains.decoding.selection import HashedNgrams
 from specguard_chains.decoding.token_tree import TokenTree
 from specguard_chains.evaluation.recordings import RecordedStep, Recording
+from specguard_chains.evaluation.records import ProblemKey, ProblemRecord
 from specguard_chains.evaluation.signal_table import LabelledStep
 from specguard_chains.evaluation.solutions import steps_of, text_candidate
 
@@ -42,13 +43,11 @@ RAW = Sampling(temperature=1.0, top_p=1.0)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
-class ReadSignals(BaseModel):
+class ReadSignals(ProblemRecord):
     """The signals of one problem's drafted steps."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
-    problem: str
-    data: str
     steps: tuple[Signals, ...]
     """Of the recorded steps in their order; fewer if the answer outgrows a context."""
     own_steps: tuple[Signals, ...] = ()
@@ -151,18 +150,29 @@ def read_signals(
         steps = _joined(steps, reader.read(prompt, places))
         own_steps = _joined(own_steps, replace(reader, forms=reader.forms[:1]).read(prompt, own))
     return ReadSignals(
-        problem=recording.problem,
-        data=recording.data,
+        **recording.key._asdict(),
         steps=tuple(steps),
         own_steps=tuple(own_steps),
     )
 
 
-def labelled(recording: Recording, signals: ReadSignals) -> list[LabelledStep]:
-    """Return a problem's drafted steps with their signals and labels."""
+def labelled(
+    recordings: Sequence[Recording],
+    signals: Sequence[ReadSignals],
+    places: Mapping[ProblemKey, int],
+) -> list[LabelledStep]:
+    """Return the drafted steps of problems with their signals and labels.
+
+    Args:
+        recordings: Of all problems.
+        signals: Of those that have steps.
+        places: Of the problems in their data sets, from 0.
+    """
+    by_problem = {recording.key: recording for recording in recordings}
     return [
-        LabelledStep(recording.problem, recording.data, step.good, read)
-        for step, read in zip(recording.steps, signals.steps, strict=False)
+        LabelledStep(each.problem, each.data, places[each.key], step.good, read)
+        for each in signals
+        for step, read in zip(by_problem[each.key].steps, each.steps, strict=False)
     ]
 
 

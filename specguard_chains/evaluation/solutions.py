@@ -18,6 +18,7 @@ from specguard_chains.errors import ContextOverflowError
 from specguard_chains.evaluation.checking import AnswerChecker
 from specguard_chains.evaluation.labels import NO_DELIMITER
 from specguard_chains.evaluation.problems import Problem, prompt_for
+from specguard_chains.evaluation.records import ProblemKey, ProblemRecord
 
 _STEP = re.compile(r".*?\n\n+|.+\Z", re.DOTALL)
 
@@ -31,13 +32,9 @@ class Solution(BaseModel):
     right: bool
 
 
-class Solutions(BaseModel):
+class Solutions(ProblemRecord):
     """The sampled answers to one problem."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    problem: str
-    data: str
     solutions: tuple[Solution, ...]
     """Those that ended by themselves; one that was cut off is neither right nor wrong."""
     seconds: float
@@ -86,8 +83,7 @@ class Sampler:
                 seed=(self.seed, crc32(problem.id.encode())),
             )
         return Solutions(
-            problem=problem.id,
-            data=problem.data,
+            **ProblemKey.of(problem)._asdict(),
             solutions=tuple(
                 Solution(text=a.text, right=self.checker.check(a.text, problem).right)
                 for a in answers

@@ -120,7 +120,10 @@ def test_a_torn_line_is_left_out_and_overwritten(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, parse = tmp_path / "folder" / "lines.jsonl", Solutions.model_validate_json
-    records = [Solutions(problem=f"p/{i}", data="p", solutions=(), seconds=0.5) for i in range(3)]
+    records = [
+        Solutions(problem=f"p/{i}", data="p", digest="0", solutions=(), seconds=0.5)
+        for i in range(3)
+    ]
     with open_lines(path, parse) as lines:
         assert lines.records == ()
         for record in records[:2]:
@@ -219,7 +222,7 @@ def test_steps_that_outgrow_a_context_are_left_out() -> None:
     small = ToyEngine(scripted_policy(*draft), context_length=len(prompt_text()) + 40)
     read = read_signals([SignalReader(small, "draft")], prompt_for(PROBLEM), recording)
     assert len(read.steps) == 1
-    assert [step.good for step in labelled(recording, read)] == [True]
+    assert [step.good for step in labelled([recording], [read], {recording.key: 0})] == [True]
 
 
 # The table
@@ -240,7 +243,7 @@ def steps_with(
             for name, area in aurocs.items():
                 distance = NormalDist().inv_cdf(area) * np.sqrt(2)
                 signals[name] = float(rng.normal() + distance * good)
-            steps.append(LabelledStep(f"p/{problem}", "p", good, signals))
+            steps.append(LabelledStep(f"p/{problem}", "p", problem, good, signals))
     return steps
 
 
@@ -281,7 +284,8 @@ def test_what_is_fitted_to_noise_is_worth_nothing_on_the_half_it_was_fitted_to()
 
 def test_a_combination_of_too_few_problems_has_no_figure_where_choices_are_made() -> None:
     steps = [
-        LabelledStep(f"p/{n}", "p", n == 0, {"length": float(n), "a": float(-n)}) for n in range(8)
+        LabelledStep(f"p/{n}", "p", n, n == 0, {"length": float(n), "a": float(-n)})
+        for n in range(8)
     ]
     (row,) = [row for row in table(steps, [("length", "a")]) if row.fitted]
     assert row.even is None, "all good steps are of one problem: without it there is no fit"
@@ -289,7 +293,9 @@ def test_a_combination_of_too_few_problems_has_no_figure_where_choices_are_made(
 
 def test_a_signal_that_is_the_length_adds_nothing_to_it() -> None:
     steps = [
-        LabelledStep(s.problem, s.data, s.good, {"length": s.signals["a"], "copy": s.signals["a"]})
+        LabelledStep(
+            s.problem, s.data, s.place, s.good, dict.fromkeys(("length", "copy"), s.signals["a"])
+        )
         for s in steps_with({"a": 0.8})
     ]
     rows = {row.name: row for row in table(steps)}
@@ -297,24 +303,31 @@ def test_a_signal_that_is_the_length_adds_nothing_to_it() -> None:
     assert rows["copy"].over_length.value == pytest.approx(0, abs=1e-9)
 
 
-def test_halves_keep_problems_together_and_every_data_set_in_both() -> None:
+def test_halves_go_by_the_places_of_problems_in_their_files() -> None:
+    """A problem without steps, as the target does not solve it, moves no other to another half."""
     steps = [
-        LabelledStep(f"{data}/{n}", data, True, {})
-        for n in range(5)
-        for data in ("a", "b")
+        LabelledStep(f"{data}/{place}", data, place, True, {})
+        for data, places in {"a": (0, 3, 4), "b": (1, 2, 5)}.items()
+        for place in places
         for _ in range(2)
     ]
     even, odd = halves(steps)
-    assert {s.problem for s in even} == {f"{d}/{n}" for d in "ab" for n in (0, 2, 4)}
-    assert {s.problem for s in odd} == {f"{d}/{n}" for d in "ab" for n in (1, 3)}
+    assert [s.problem for s in even[::2]] == ["a/0", "a/4", "b/2"]
+    assert [s.problem for s in odd[::2]] == ["a/3", "b/1", "b/5"]
+
+
+def test_steps_of_problems_with_the_same_id_are_of_two_clusters() -> None:
+    steps = steps_with({"a": 0.8}, problems=40)
+    named = [LabelledStep("1", str(s.place), s.place, s.good, s.signals) for s in steps]
+    assert table(named) == table(steps)
 
 
 def test_steps_that_are_all_good_have_no_auroc() -> None:
-    steps = [LabelledStep(f"p/{n}", "p", True, {"length": float(n), "a": 0.0}) for n in range(6)]
+    steps = [LabelledStep(f"p/{n}", "p", n, True, {"length": float(n), "a": 0.0}) for n in range(6)]
     assert all(row.even is None and row.odd is None for row in table(steps, [("length", "a")]))
     with pytest.raises(EvaluationError, match="no steps"):
         table([])
-    odd = LabelledStep("p/9", "p", True, {"length": 1.0})
+    odd = LabelledStep("p/9", "p", 9, True, {"length": 1.0})
     with pytest.raises(EvaluationError, match="different signals"):
         table([*steps, odd])
 
@@ -326,15 +339,18 @@ def test_reports_say_what_was_measured(tmp_path: Path) -> None:
     engine = ToyEngine(scripted_policy("a\n\n", "b\n\n", "c"))
     read = read_signals([SignalReader(engine, "draft", ["sparse"])], prompt_for(PROBLEM), recording)
     assert isinstance(read, ReadSignals)
-    steps = labelled(recording, read)
+    steps = labelled([recording], [read], {recording.key: 0})
     rows = table(steps, signal_report.combinations(steps))
-    signal_report.write(tmp_path, rows, steps, [recording], [read])
+    answers = signal_report.whole_answers([recording], [read], {recording.key: 0})
+    assert [(answer.good, answer.place) for answer in answers] == [(False, 0)]
+    signal_report.write(tmp_path, rows, steps, answers, [recording])
     page = (tmp_path / "signals.md").read_text()
     assert "1 problems (p)" in page
     assert "draft.confidence_min" in page
     plain = json.loads((tmp_path / "signals.json").read_text())
     assert plain["facts"]["steps"] == 3
     assert plain["facts"]["good_steps"] == 1
+    assert "by cross-validation" in page
     assert "one and one" not in page, "the data set's texts stay out"
 
 
@@ -364,6 +380,7 @@ def test_states_are_those_at_the_ends_of_steps() -> None:
         {
             "problem": "p",
             "data": "p",
+            "digest": "0",
             "seconds": 0,
             "solutions": [
                 {"text": "a\n\nbc\n\nd", "right": True},
