@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from specguard_chains import background
@@ -108,20 +109,20 @@ def fit(
     )
 
 
-def read_questions(path: Path, limit: int | None = None, skip: int = 0) -> Iterator[str]:
-    """Yield the `question` fields of a JSON-lines file.
+def read_questions(path: Path, limit: int | None = None, skip: int = 0) -> dict[int, str]:
+    """Return the `question` fields of a JSON-lines file by the numbers of their lines from 1.
 
     Raises:
         CalibrationError: The file cannot be read, or a line has no question.
     """
     try:
         with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines):
-                if number < skip or not line.strip():
-                    continue
-                if limit is not None and number >= skip + limit:
-                    return
-                yield str(json.loads(line)["question"])
+            stop = None if limit is None else skip + limit
+            return {
+                number: str(json.loads(line)["question"])
+                for number, line in islice(enumerate(lines, start=1), skip, stop)
+                if line.strip()
+            }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CalibrationError(
             f"cannot read problems from {path}: {error!r}; it must hold one JSON object a line "

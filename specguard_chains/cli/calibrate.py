@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -13,13 +14,16 @@ from specguard_chains.calibrations import file_name, own_folder, signals
 from specguard_chains.calibrations.fitting import fit, read_questions
 from specguard_chains.cli.answering import load
 from specguard_chains.cli.failures import UsageError, reports_errors
+from specguard_chains.cli.problem_parameters import Avoid
 from specguard_chains.cli.progress import bar_columns
 from specguard_chains.cli.settings import takes_options
 from specguard_chains.cli.streams import ERR, OUT
+from specguard_chains.cli.training_problems import apart
 from specguard_chains.decoding.calibration import FALLBACK, Calibration
 from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.decoding.steps import Step
 from specguard_chains.errors import CalibrationError
+from specguard_chains.evaluation.problems import Problem
 from specguard_chains.options import SpecGuardOptions
 
 MAX_TOKENS = 600
@@ -40,6 +44,7 @@ def calibrate(
     ],
     limit: Annotated[int, typer.Option(min=1, help="How many problems to solve.")] = 50,
     skip: Annotated[int, typer.Option(min=0, help="Lines to skip first.")] = 0,
+    avoid: Avoid = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="file", help="Where to write; by default where it is looked for."),
@@ -50,14 +55,27 @@ def calibrate(
     The draft solves problems; the range of its signals over all steps becomes their bounds. Use
     problems for training, not the ones that you evaluate on.
     """
-    questions = list(read_questions(data, limit, skip))
-    if not questions:
-        raise CalibrationError(f"{data} has no problems after the first {skip} lines")
+    questions = _questions(data, limit, skip, avoid or [])
     decoder = _load(options)
     path = _writable(out or own_folder() / _name(decoder))
     calibration = _fit(decoder, questions, options.max_tokens or MAX_TOKENS)
     calibration.save(path)
     _report(calibration, path)
+
+
+def _questions(data: Path, limit: int, skip: int, avoid: Sequence[str]) -> list[str]:
+    """Return the questions of some lines without those that resemble one to avoid."""
+    read = [
+        Problem(id=f"{data.stem}/{line}", question=question, answer="", data=data.stem)
+        for line, question in read_questions(data, limit, skip).items()
+    ]
+    if not read:
+        raise CalibrationError(f"{data} has no problems after the first {skip} lines")
+    if not (kept := apart(read, avoid)):
+        raise CalibrationError(
+            f"all {len(read)} problems of {data} resemble problems to avoid; give others"
+        )
+    return [problem.question for problem in kept]
 
 
 def _load(options: SpecGuardOptions) -> SpecGuardDecoder:

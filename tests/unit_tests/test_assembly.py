@@ -226,12 +226,12 @@ def test_without_problems_there_are_no_bounds() -> None:
 def test_questions_are_read_line_by_line(tmp_path: Path) -> None:
     path = tmp_path / "problems.jsonl"
     path.write_text("".join(f'{{"question": "q{i}"}}\n' for i in range(5)), encoding="utf-8")
-    assert list(read_questions(path)) == ["q0", "q1", "q2", "q3", "q4"]
-    assert list(read_questions(path, limit=2, skip=1)) == ["q1", "q2"]
+    assert read_questions(path) == {1: "q0", 2: "q1", 3: "q2", 4: "q3", 5: "q4"}
+    assert read_questions(path, limit=2, skip=1) == {2: "q1", 3: "q2"}
     for bad in ("no json\n", '{"answer": 1}\n', "3\n"):
         path.write_text(bad, encoding="utf-8")
         with pytest.raises(CalibrationError, match="problems"):
-            list(read_questions(path))
+            read_questions(path)
 
 
 @pytest.mark.parametrize(
