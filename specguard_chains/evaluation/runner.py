@@ -150,30 +150,32 @@ class Runner:
     def run(self) -> None:
         """Solve what is still to be done.
 
+        A control that cannot be matched yet is no attempt: its wrong answer would be the doing of
+        the arm that it controls. It stays pending.
+
         Raises:
             SpecGuardError: An arm does not work at all, or a recorded problem was another one; what
                 was done until then is recorded.
         """
         for task in self.plan.pending(self.log):
+            try:
+                options = self._matched(task)
+            except EvaluationError as error:
+                logger.warning("%s is left out: %s", task.problem.id, error)
+                continue
             self.on_begin(task)
-            result = self._solve(task)
+            result = self._solve(task, options)
             self.log.append(result)
             self.on_end(result)
 
-    def _solve(self, task: Task) -> Result:
+    def _solve(self, task: Task, options: Mapping[str, Any]) -> Result:
         """Return the result of a task; what goes wrong with this problem alone is part of it."""
         seed = self.plan.seed_of(task)
-        options: dict[str, Any] = {}
         started = time()
-        try:
-            options = self._matched(task)
-        except EvaluationError as error:
-            attempt = Attempt(error=str(error))
-        else:
-            decoder = self._decoder(task, options)
-            self._prepare(decoder.engines)
-            rewards.forget(task.arm.options)
-            attempt = solve(decoder, task.arm.request(task.problem, seed))
+        decoder = self._decoder(task, options)
+        self._prepare(decoder.engines)
+        rewards.forget(task.arm.options)
+        attempt = solve(decoder, task.arm.request(task.problem, seed))
         checked = None
         if attempt.error is None:
             checked = self.checker.check(attempt.text, task.problem)

@@ -690,17 +690,34 @@ def test_controls_do_not_depend_on_interruptions_or_on_what_came_first(tmp_path:
     assert timeless(run(tmp_path / "later", 4, CONTROLLED)) == whole
 
 
-def test_a_control_that_cannot_be_matched_is_recorded_as_an_error(tmp_path: Path) -> None:
+def test_a_control_that_cannot_be_matched_is_no_attempt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would count as wrong for what went wrong with the arm that it controls."""
+
+    class Overflowing(Failing):
+        def decode(self, request: Request) -> Iterator[Step]:
+            if request.seed == first:
+                raise self._error
+            yield from self._decoder.decode(request)
+
     def make(given: SpecGuardOptions) -> Decoder:
         decoder = assemble(given)
         overflow = ContextOverflowError("too long")
         return Overflowing(decoder, overflow) if given.decoder == "specguard-greedy" else decoder
 
-    class Overflowing(Failing):
-        def decode(self, request: Request) -> Iterator[Step]:
-            raise self._error
-            yield
-
-    results = run(tmp_path, 1, "x=specguard-greedy,random@x", make=make)
-    assert "random@x cannot be matched: x has judged no step yet" in str(results[1].error)
-    assert not results[1].right
+    listed = "x=specguard-greedy,random@x"
+    todo = plan(options(), 1, listed)
+    first = todo.seed_of(next(todo.tasks()))
+    results = run(tmp_path, 2, listed, make=make)
+    assert [(result.problem, result.arm) for result in results] == [
+        *(("toy/0", "x"), ("toy/1", "x"), ("toy/1", "random@x"))
+    ]
+    assert results[0].error is not None
+    assert results[2].error is None
+    assert "toy/0 is left out: random@x cannot be matched: x has judged no step yet" in (
+        caplog.text
+    )
+    began: list[Any] = []
+    assert run(tmp_path, 2, listed, make=make, on_begin=began.append) == results
+    assert began == []
