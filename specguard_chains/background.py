@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import inspect
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
-from concurrent.futures import wait
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import Any
 from weakref import WeakSet
 
 from specguard_chains.decoding import compute_thread
@@ -26,10 +23,8 @@ from specguard_chains.decoding.decoder import Decoder, Request
 from specguard_chains.decoding.engine import Engine
 from specguard_chains.decoding.steps import Step
 from specguard_chains.errors import ConfigurationError, DecodingCancelled
+from specguard_chains.hook_results import waiting
 
-POLL_S = 0.05
-"""How often a request that waits for a hook asks whether it should give up."""
-WAITED = "the request was cancelled while it waited for a hook"
 EXIT_TIMEOUT_S = 10.0
 """How long the end of the process waits for the token that is being computed."""
 
@@ -118,8 +113,8 @@ class _Worker:
         self._request = replace(
             request,
             cancelled=self._cancelled,
-            review=self._waiting(request.review),
-            stop_when=self._waiting(request.stop_when),
+            review=waiting(request.review, self._cancelled, loop),
+            stop_when=waiting(request.stop_when, self._cancelled, loop),
         )
         self._emit = emit
         self._loop = loop
@@ -195,46 +190,6 @@ class _Worker:
             or (self._loop is not None and self._loop.is_closed())
             or (by_caller is not None and by_caller())
         )
-
-    def _waiting(self, hook: Callable[[Step], Any] | None) -> Callable[[Step], Any] | None:
-        """Return a hook that waits for what the coroutine of another one returns."""
-        if hook is None:
-            return None
-
-        def ask(step: Step) -> Any:
-            if self._cancelled():  # else a coroutine might be made that no loop runs any more
-                raise DecodingCancelled("the request was cancelled before it asked a hook")
-            said = hook(step)
-            return self._result(said) if inspect.isawaitable(said) else said
-
-        return ask
-
-    def _result(self, awaitable: Awaitable[Any]) -> Any:
-        """Let the consumer's event loop run a coroutine, or one of its own; return its result.
-
-        Raises:
-            DecodingCancelled: Nobody waits for the answer any more.
-        """
-
-        async def result() -> Any:
-            return await awaitable
-
-        if self._loop is None:
-            return asyncio.run(self._watched(awaitable))
-        future = asyncio.run_coroutine_threadsafe(result(), self._loop)
-        while not wait([future], POLL_S).done:
-            if self._cancelled():
-                future.cancel()
-                raise DecodingCancelled(WAITED)
-        return future.result()
-
-    async def _watched(self, awaitable: Awaitable[Any]) -> Any:
-        """Return the result of a coroutine, or cancel it; for a loop that runs nothing else."""
-        task = asyncio.ensure_future(awaitable)
-        while not (await asyncio.wait([task], timeout=POLL_S))[0]:
-            if self._cancelled():  # `asyncio.run` cancels the task and waits for its end
-                raise DecodingCancelled(WAITED)
-        return task.result()
 
 
 def _admits_one(engine: Engine) -> bool:
