@@ -54,7 +54,7 @@ def prompt_runs(
     return [
         PromptRun(
             prompt,
-            each["callbacks"][i],
+            each["callbacks"][i] or None,  # of [], LangChain (core 1.8.3) asks the first, if async
             {
                 **{name: each[name][i] for name in OF_A_RUN},
                 "metadata": each["metadata"][i] or {},  # without, LangChain adds no ls_* of its own

@@ -75,6 +75,12 @@ def test_one_after_the_other_events_come_in_the_prompts_order(route: str) -> Non
 
 
 @pytest.mark.parametrize("route", ["generate", "agenerate"])
+@pytest.mark.parametrize("callbacks", [[], [[]] * 4])
+def test_a_list_of_no_callbacks_is_none(route: str, callbacks: list[Any]) -> None:
+    assert len(texts(model(1), route, callbacks=callbacks)) == 4
+
+
+@pytest.mark.parametrize("route", ["generate", "agenerate"])
 def test_side_by_side_every_prompt_has_a_run_and_a_result_of_its_own(route: str) -> None:
     handler = Handler()
     llm = model(4)
