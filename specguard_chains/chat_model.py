@@ -6,26 +6,21 @@ import asyncio
 import builtins
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from langchain_core.callbacks import (
-    AsyncCallbackManagerForLLMRun,
-    CallbackManagerForLLMRun,
-    Callbacks,
-)
-from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import generate_from_stream
 from langchain_core.language_models.model_profile import ModelProfile
-from langchain_core.messages import AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
-from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import ensure_config
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
 
 from specguard_chains.answer_plan import AnswerPlan
 from specguard_chains.asked import Asked
-from specguard_chains.call import Call, refuse_secrets
-from specguard_chains.callbacks import adispatch, atapped, dispatch, tapped
+from specguard_chains.batches import Batches
+from specguard_chains.call import Call
+from specguard_chains.callbacks import adispatch, dispatch
 from specguard_chains.chunks import ChunkWriter
 from specguard_chains.decoding.engine import Prompt
 from specguard_chains.decoding.steps import Step
@@ -34,10 +29,12 @@ from specguard_chains.hooks import Hooks
 from specguard_chains.messages import as_mappings, plain_text, to_template
 from specguard_chains.model_base import SpecGuardModel, profile
 from specguard_chains.model_binding import BindsTools, ModelBinding
+from specguard_chains.parameters import refuse_secrets
 from specguard_chains.step_parser import StepSource
+from specguard_chains.tapped_chat_model import TappedChatModel
 
 
-class ChatSpecGuard(StepSource, BindsTools, SpecGuardModel, BaseChatModel):
+class ChatSpecGuard(StepSource, BindsTools, Batches, TappedChatModel):
     r"""A chat model that drafts with a small model and rewrites only the steps that fail a check.
 
     Setup:
@@ -314,66 +311,3 @@ class ChatSpecGuard(StepSource, BindsTools, SpecGuardModel, BaseChatModel):
     ) -> tuple[Call, ChunkWriter]:
         """Do the same without holding up the event loop."""
         return await asyncio.to_thread(self._call, messages, stop, overrides, asynchronous=True)
-
-    # The entry points of LangChain: only the tap is added (see `callbacks`)
-
-    def generate(
-        self,
-        messages: list[list[BaseMessage]],
-        stop: list[str] | None = None,
-        callbacks: Callbacks = None,
-        **kwargs: Any,
-    ) -> LLMResult:
-        """See `BaseChatModel.generate`."""
-        refuse_secrets(kwargs)
-        callbacks = tapped(callbacks, self.callbacks, self.verbose, self.trace_steps)
-        model = self._without_cache_if_asked(kwargs)
-        return super(ChatSpecGuard, model).generate(messages, stop, callbacks, **kwargs)
-
-    async def agenerate(
-        self,
-        messages: list[list[BaseMessage]],
-        stop: list[str] | None = None,
-        callbacks: Callbacks = None,
-        **kwargs: Any,
-    ) -> LLMResult:
-        """See `BaseChatModel.agenerate`."""
-        refuse_secrets(kwargs)
-        callbacks = atapped(callbacks, self.callbacks, self.verbose, self.trace_steps)
-        model = self._without_cache_if_asked(kwargs)
-        return await super(ChatSpecGuard, model).agenerate(messages, stop, callbacks, **kwargs)
-
-    def stream(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> Iterator[AIMessageChunk]:
-        """Yield the answer as message chunks, one per verified step and an empty last one."""
-        refuse_secrets(kwargs)
-        config = ensure_config(config)
-        config["callbacks"] = tapped(
-            config.get("callbacks"), self.callbacks, self.verbose, self.trace_steps
-        )
-        yield from super().stream(input, config, stop=stop, **kwargs)
-
-    async def astream(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[AIMessageChunk]:
-        """Yield the answer as message chunks, one per verified step and an empty last one."""
-        refuse_secrets(kwargs)
-        config = ensure_config(config)
-        config["callbacks"] = atapped(
-            config.get("callbacks"), self.callbacks, self.verbose, self.trace_steps
-        )
-        stream = super().astream(input, config, stop=stop, **kwargs)
-        async with aclosing(cast("AsyncGenerator[AIMessageChunk]", stream)) as chunks:
-            async for chunk in chunks:
-                yield chunk

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar, cast
@@ -15,23 +14,26 @@ from langchain_core.callbacks import (
 )
 from langchain_core.language_models import BaseLLM, LanguageModelInput
 from langchain_core.messages import BaseMessage, HumanMessage, get_buffer_string
-from langchain_core.outputs import Generation, GenerationChunk, LLMResult
+from langchain_core.outputs import GenerationChunk, LLMResult
 from langchain_core.rate_limiters import BaseRateLimiter
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import RunnableConfig
 from pydantic import Field
 
-from specguard_chains.call import Call, refuse_secrets
+from specguard_chains.batches import Batches
+from specguard_chains.call import Call
 from specguard_chains.callbacks import adispatch, dispatch
 from specguard_chains.decoding.engine import Prompt
 from specguard_chains.decoding.steps import Step
 from specguard_chains.hooks import Hooks
+from specguard_chains.llm_chunks import last_chunk, result, step_chunk
 from specguard_chains.llm_runs import PromptRun, joined, prompt_runs
-from specguard_chains.messages import STEPS_KEY, to_template
-from specguard_chains.model_base import SpecGuardModel, usage
+from specguard_chains.messages import to_template
+from specguard_chains.model_base import SpecGuardModel
+from specguard_chains.parameters import refuse_secrets
 from specguard_chains.together import atogether, places, together
 
 
-class SpecGuardLLM(SpecGuardModel, BaseLLM):
+class SpecGuardLLM(Batches, SpecGuardModel, BaseLLM):
     r"""A plain LLM that drafts with a small model and rewrites only the steps that fail a check.
 
     Setup:
@@ -154,7 +156,7 @@ class SpecGuardLLM(SpecGuardModel, BaseLLM):
         **kwargs: Any,
     ) -> LLMResult:
         return joined(
-            [_result(list(self._stream(prompt, stop, run_manager, **kwargs))) for prompt in prompts]
+            [result(list(self._stream(prompt, stop, run_manager, **kwargs))) for prompt in prompts]
         )
 
     async def _agenerate(
@@ -167,7 +169,7 @@ class SpecGuardLLM(SpecGuardModel, BaseLLM):
         results = []
         for prompt in prompts:
             async with aclosing(self._astream(prompt, stop, run_manager, **kwargs)) as chunks:
-                results.append(_result([chunk async for chunk in chunks]))
+                results.append(result([chunk async for chunk in chunks]))
         return joined(results)
 
     def _stream(
@@ -185,8 +187,8 @@ class SpecGuardLLM(SpecGuardModel, BaseLLM):
             steps.append(step)
             if run_manager is not None:
                 dispatch(run_manager, step, self.trace_steps)
-            yield self._told(_step_chunk(step), run_manager)
-        yield self._told(_last_chunk(call, steps), run_manager)
+            yield self._told(step_chunk(step), run_manager)
+        yield self._told(last_chunk(call, steps), run_manager)
 
     async def _astream(
         self,
@@ -204,8 +206,8 @@ class SpecGuardLLM(SpecGuardModel, BaseLLM):
                 steps.append(step)
                 if run_manager is not None:
                     await adispatch(run_manager, step, self.trace_steps)
-                yield await self._atold(_step_chunk(step), run_manager)
-        yield await self._atold(_last_chunk(call, steps), run_manager)
+                yield await self._atold(step_chunk(step), run_manager)
+        yield await self._atold(last_chunk(call, steps), run_manager)
 
     def _told(
         self, chunk: GenerationChunk, run_manager: CallbackManagerForLLMRun | None
@@ -288,30 +290,6 @@ class SpecGuardLLM(SpecGuardModel, BaseLLM):
         refuse_secrets(overrides)
         return self._in_force(stop, overrides)._without_cache_if_asked({})
 
-    def batch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[str]:
-        """See `Runnable.batch`; one prompt's error does not become the others'."""
-        return Runnable.batch(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
-
-    async def abatch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[str]:
-        """See `Runnable.abatch`; one prompt's error does not become the others'."""
-        return await Runnable.abatch(
-            self, inputs, config, return_exceptions=return_exceptions, **kwargs
-        )
-
     def stream(
         self,
         input: LanguageModelInput,
@@ -344,37 +322,3 @@ class SpecGuardLLM(SpecGuardModel, BaseLLM):
         async with aclosing(cast("AsyncGenerator[str]", stream)) as texts:
             async for text in texts:
                 yield text
-
-
-def _step_chunk(step: Step) -> GenerationChunk:
-    return GenerationChunk(text=step.text, generation_info={STEPS_KEY: [step.to_dict()]})
-
-
-def _last_chunk(call: Call, steps: Sequence[Step]) -> GenerationChunk:
-    """Return the empty chunk that ends a stream: what the answer has cost, and how it ended.
-
-    Merging adds whole numbers up and refuses others, so both stand on this one chunk only.
-    """
-    info = {**call.metadata(steps), "usage_metadata": usage(steps, call.input_tokens)}
-    return GenerationChunk(text="", generation_info=info)
-
-
-def _result(chunks: Sequence[GenerationChunk]) -> LLMResult:
-    """Return the result of a prompt from the chunks of its answer."""
-    whole = chunks[0]
-    for chunk in chunks[1:]:
-        whole += chunk
-    info: builtins.dict[str, Any] = whole.generation_info or {}
-    spent = info["usage_metadata"]
-    return LLMResult(
-        generations=[[Generation(text=whole.text, generation_info=info)]],
-        llm_output={
-            "token_usage": {
-                "prompt_tokens": spent["input_tokens"],
-                "completion_tokens": spent["output_tokens"],
-                "total_tokens": spent["total_tokens"],
-            },
-            "model_name": info["model_name"],
-            "specguard": info["specguard"],
-        },
-    )

@@ -12,21 +12,18 @@ from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, create_model, model_validator
 
-from specguard_chains.call import (
-    Assembled,
-    TypedErrors,
-    checked_names,
-    counting_engine,
-    identity,
-    model_name,
-    options_in_force,
-    typed_errors,
-)
+from specguard_chains.call import Assembled, counting_engine, identity, model_name
 from specguard_chains.decoding.engine import Engine, Prompt
 from specguard_chains.decoding.steps import Step
 from specguard_chains.engines import DEFAULT_N_CTX, kind_of
 from specguard_chains.errors import ConfigurationError
 from specguard_chains.options import SpecGuardOptions
+from specguard_chains.parameters import (
+    TypedErrors,
+    checked_names,
+    options_in_force,
+    typed_errors,
+)
 
 NOT_IDENTIFYING = frozenset(
     {"api_key", "max_queue", "max_retries", "prompt_cache", "prompt_cache_gib"}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 
+from specguard_chains import ChatSpecGuard
 from specguard_chains.errors import DecodingCancelled, DecodingTimeoutError, EngineError
 from specguard_chains.llm import SpecGuardLLM
 from specguard_chains.together import atogether, places, together
@@ -37,41 +38,53 @@ class Handler(BaseCallbackHandler):
     def on_llm_start(self, *_: Any, **__: Any) -> None:
         self.begun += 1
 
+    def on_chat_model_start(self, *_: Any, **__: Any) -> None:
+        self.begun += 1
+
     def on_llm_error(self, error: BaseException, **_: Any) -> None:
         self.errors.append(error)
 
 
 class Watched:
-    """A model that counts the tokens of each answer; does something at the fifth of one of them."""
+    """A model that counts the tokens of each answer; does something at the fifth of one of them.
 
-    def __init__(self, do: Callable[[], None]) -> None:
+    What it does may return the logits of the next token.
+    """
+
+    def __init__(
+        self,
+        do: Callable[[], FloatArray | None],
+        cls: type[ChatSpecGuard] | type[SpecGuardLLM] = SpecGuardLLM,
+    ) -> None:
         self.written = dict.fromkeys(range(len(PROMPTS)), 0)
         self._do = do
         self._letters = random_policy(1, end=-40.0)
         self.engine = ToyEngine(self._policy, max_parallel=AT_A_TIME)
-        self.llm = SpecGuardLLM(
+        self.llm: Any = cls(
             decoder="target", target=self.engine, seed=1, max_tokens=WHOLE, timeout=PATIENCE_S
         )
 
     def _policy(self, tokens: tuple[int, ...]) -> FloatArray:
         text = bytes(token for token in tokens if token < END)
         for number, prompt in enumerate(PROMPTS):
-            if text.startswith(prompt.encode()):
-                self.written[number] = max(self.written[number], len(text) - len(prompt))
+            _, asked, answer = text.partition(prompt.encode())
+            if asked:
+                self.written[number] = max(self.written[number], len(answer))
                 if number == FAILING and self.written[number] == 5:
-                    self._do()
+                    logits = self._do()
+                    return self._letters(tokens) if logits is None else logits
         return self._letters(tokens)
 
-    def assert_stopped(self) -> None:
+    def assert_stopped(self, begun: int = AT_A_TIME) -> None:
         """Those that were running have stopped, the others have not begun; the model is free."""
-        running, pending = range(AT_A_TIME), range(AT_A_TIME, len(PROMPTS))
+        running, pending = range(begun), range(begun, len(PROMPTS))
         with self.engine.exclusive(), self.engine.exclusive(), self.engine.exclusive():
             written = dict(self.written)
         assert all(written[number] < SOON for number in running), written
         assert not any(written[number] for number in pending), written
         self._do = lambda: None
-        result = self.llm.generate(PROMPTS, max_tokens=20)
-        assert len({generations[0].text for generations in result.generations}) > 1
+        answers = self.llm.batch(PROMPTS, max_tokens=20)
+        assert len({getattr(answer, "text", answer) for answer in answers}) > 1
 
 
 def fail() -> None:
