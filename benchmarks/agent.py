@@ -5,8 +5,9 @@
 
 Each task is one run of LangChain's `create_agent` with a price list and a calculator; it is solved
 if the number in the structured answer is right. The decoders take turns on every task, each from a
-cold prompt cache, so that drift of the machine hits all alike. Results are appended as they come;
-a run that is started again goes on where it stopped.
+cold prompt cache, so that drift of the machine hits all alike. Results are appended as they come,
+each with its settings and a digest of the code; a run that is started again goes on where it
+stopped, and one with other settings neither takes nor reports the results of the first.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from pydantic import BaseModel, Field
 
 from specguard_chains import ChatSpecGuard
 from specguard_chains.assembly import assemble
+from specguard_chains.evaluation.invocation import digest_of_sources
+from specguard_chains.evaluation.lines import Lines, open_lines
 from specguard_chains.evaluation.statistics import wilson_interval
 from specguard_chains.messages import STEPS_KEY
 
@@ -109,6 +112,8 @@ class Outcome:
 
     task: str
     decoder: str
+    settings: dict[str, Any]
+    """Of all decoders of the run."""
     solved: bool
     answer: float | None
     error: str | None
@@ -148,7 +153,7 @@ STRATEGIES: dict[str, Any] = {
 """How an agent asks for its answer; auto lets LangChain choose by the model's profile."""
 
 
-def run(model: ChatSpecGuard, decoder: str, strategy: str, task: str) -> Outcome:
+def run(model: ChatSpecGuard, decoder: str, settings: dict[str, Any], task: str) -> Outcome:
     """Let an agent do a task, from a cold prompt cache."""
     for engine in assemble(model).engines:
         engine.clear()  # type: ignore[attr-defined]
@@ -156,7 +161,7 @@ def run(model: ChatSpecGuard, decoder: str, strategy: str, task: str) -> Outcome
         model,
         [look_up_price, calculate],
         system_prompt=SYSTEM,
-        response_format=STRATEGIES[strategy],
+        response_format=STRATEGIES[settings["strategy"]],
     )
     listener, answer, error = Listener(), None, None
     start = time.perf_counter()
@@ -174,6 +179,7 @@ def run(model: ChatSpecGuard, decoder: str, strategy: str, task: str) -> Outcome
     return Outcome(
         task=task,
         decoder=decoder,
+        settings=settings,
         solved=answer == TASKS[task],
         answer=answer,
         error=error,
@@ -228,8 +234,8 @@ def report(outcomes: list[dict[str, Any]]) -> None:
             print(f"  {name}, {what.removesuffix('_by_source')}: {counts}")
 
 
-def variants(arguments: argparse.Namespace) -> dict[str, ChatSpecGuard]:
-    """Return the models to compare, by the name that the report gives them."""
+def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that all models have."""
     shared: dict[str, Any] = {
         "temperature": arguments.temperature,
         "max_tokens": arguments.max_tokens,
@@ -239,6 +245,11 @@ def variants(arguments: argparse.Namespace) -> dict[str, ChatSpecGuard]:
     for name in ("confidence_weight", "verify_with", "patience"):
         if (value := getattr(arguments, name)) is not None:
             shared[name] = value
+    return shared
+
+
+def variants(arguments: argparse.Namespace, shared: dict[str, Any]) -> dict[str, ChatSpecGuard]:
+    """Return the models to compare, by the name that the report gives them."""
     models = {}
     for decoder in arguments.decoder:
         for critical in arguments.critical_steps if decoder.startswith("specguard") else [None]:
@@ -246,6 +257,30 @@ def variants(arguments: argparse.Namespace) -> dict[str, ChatSpecGuard]:
             options = {} if critical is None else {"critical_steps": critical}
             models[name] = ChatSpecGuard(decoder=decoder, **options, **shared)
     return models
+
+
+def solve(
+    models: dict[str, ChatSpecGuard], tasks: list[str], settings: dict[str, Any], lines: Lines[Any]
+) -> list[dict[str, Any]]:
+    """Let all models do the tasks that are not done yet; return all outcomes of these settings."""
+    outcomes = [outcome for outcome in lines.records if outcome.get("settings") == settings]
+    if others := len(lines.records) - len(outcomes):
+        print(f"{lines.path} has {others} results of other settings, which are left out")
+    done = {(outcome["task"], outcome["decoder"]) for outcome in outcomes}
+    for task in tasks:
+        for name, model in models.items():
+            if (task, name) in done:
+                continue
+            outcome = run(model, name, settings, task)
+            outcomes.append(asdict(outcome))
+            lines.append(json.dumps(outcomes[-1]))
+            print(
+                f"{task!r} {name}: {'solved' if outcome.solved else 'not solved'}, "
+                f"{outcome.answer}, {len(outcome.tool_calls)} calls, {outcome.steps} steps, "
+                f"{outcome.seconds:.1f} s {outcome.error or ''}",
+                flush=True,
+            )
+    return outcomes
 
 
 def main() -> None:
@@ -264,27 +299,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    outcomes: list[dict[str, Any]] = []
-    if arguments.out.exists():
-        outcomes = [json.loads(line) for line in arguments.out.open(encoding="utf-8")]
-    done = {(outcome["task"], outcome["decoder"]) for outcome in outcomes}
-    models = variants(arguments)
-    for model in models.values():
-        model.invoke("Hello", max_tokens=1)  # load it before the clock runs
-    for task in list(TASKS)[: arguments.limit]:
-        for name, model in models.items():
-            if (task, name) in done:
-                continue
-            outcome = run(model, name, arguments.strategy, task)
-            outcomes.append(asdict(outcome))
-            with arguments.out.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(outcomes[-1]) + "\n")
-            print(
-                f"{task!r} {name}: {'solved' if outcome.solved else 'not solved'}, "
-                f"{outcome.answer}, {len(outcome.tool_calls)} calls, {outcome.steps} steps, "
-                f"{outcome.seconds:.1f} s {outcome.error or ''}",
-                flush=True,
-            )
+    shared = options_of(arguments)
+    models = variants(arguments, shared)
+    with open_lines(arguments.out, json.loads) as lines:
+        for model in models.values():
+            model.invoke("Hello", max_tokens=1)  # load it before the clock runs
+        settings = shared | {"strategy": arguments.strategy, "sources": digest_of_sources()}
+        tasks = list(TASKS)[: arguments.limit]
+        outcomes = solve(models, tasks, settings, lines)
     report(outcomes)
 
 
