@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from hashlib import blake2b
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
@@ -112,7 +112,8 @@ def _files(
     }
     read = recorded | {
         "grounding_layers": options.grounding_layers,
-        "reward_model": None if head is None else _digest(head),
+        # A head may be trained anew under its name, or be found where there was none.
+        "value_head": None if head is None else _digest(head),
     }
     return (
         RecordFile(out / RECORDINGS, Recording, recorded, "--out"),
@@ -121,9 +122,7 @@ def _files(
 
 
 def _digest(head: ValueHead) -> str:
-    """Return what tells a value head from others: one may be trained anew under its name."""
-    content = head.model_dump_json(exclude={"training"})
-    return f"value head {blake2b(content.encode(), digest_size=6).hexdigest()}"
+    return sha256(head.model_dump_json().encode()).hexdigest()[:12]
 
 
 def _record(

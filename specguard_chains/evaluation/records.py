@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -43,8 +42,7 @@ class ProblemKey(NamedTuple):
     @classmethod
     def of(cls, problem: Problem) -> ProblemKey:
         """Return the key of a problem."""
-        told = json.dumps([problem.question, problem.answer, problem.choices])
-        return cls(problem.data, problem.id, blake2b(told.encode(), digest_size=8).hexdigest())
+        return cls(problem.data, problem.id, problem.digest)
 
 
 class ProblemRecord(BaseModel):

@@ -93,7 +93,7 @@ HEAD = ValueHead(draft="draft", layer=1, weights=(1.0, 0.0, 0.0, 0.0), bias=0.0)
         (["--max-tokens", 50], "recordings", "max_tokens is 50, there 60"),
         (["--n-ctx", 1024], "recordings", "n_ctx is 1024, there 2048"),
         (["--grounding-layers", 2], "signals", "grounding_layers is 2, there 3"),
-        (["--reward-model", "head.json"], "signals", "reward_model is 'value head"),
+        (["--reward-model", "head.json"], "signals", "value_head is '"),
     ],
 )
 def test_records_of_other_settings_are_not_taken(
