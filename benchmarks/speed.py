@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=30)
     parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("--max-tokens", type=int, default=400)
-    parser.add_argument("--threshold", type=float, default=SpecGuardOptions().threshold)
+    parser.add_argument("--threshold", type=float, default=SpecGuardOptions().score_threshold())
     parser.add_argument("--confidence-weight", type=float)
     parser.add_argument("--verify-with", choices=get_args(VerifyWith))
     parser.add_argument("--pair", default=SpecGuardOptions().pair)

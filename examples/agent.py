@@ -36,7 +36,7 @@ class PrintSteps(BaseCallbackHandler):
 
 
 def main() -> None:
-    llm = ChatSpecGuard(temperature=0, max_tokens=120, threshold=0.85)
+    llm = ChatSpecGuard(temperature=0, max_tokens=120)
     agent: Any = create_agent(llm, [look_up_price, multiply], system_prompt=SYSTEM)
     for question in QUESTIONS:
         print(question)

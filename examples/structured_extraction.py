@@ -27,7 +27,7 @@ class Price(BaseModel):
 
 
 def main() -> None:
-    llm = ChatSpecGuard(temperature=0, max_tokens=400, threshold=0.85)
+    llm = ChatSpecGuard(temperature=0, max_tokens=400)
 
     # While it is written, the JSON is held to the schema: it cannot come out malformed.
     extract = llm.with_structured_output(Business, include_raw=True)

@@ -108,9 +108,9 @@ def _rival(options: SpecGuardOptions, draft: Engine, target: Engine) -> Verifier
     """Return the verifier of a method to compare with."""
     match options.method:
         case "rsd":
-            return RewardVerifier(required_reward(options, draft.name), options.threshold)
+            return RewardVerifier(required_reward(options, draft.name), options.score_threshold())
         case "specreason":
-            return TargetJudge(target, options.threshold)
+            return TargetJudge(target, options.score_threshold())
         case "selector":
             return AcceptAll()
         case "random":
@@ -160,7 +160,7 @@ def _specguard(
         EnsembleVerifier(
             calibration,
             confidence_weight=options.confidence_weight if reader else 1.0,
-            threshold=options.threshold,
+            threshold=options.score_threshold(),
             value_head=value_head(options, draft.name),
             value_weight=options.value_weight,
             doubt_margin=options.doubt_margin if doubts else 0.0,

@@ -25,7 +25,10 @@ class Metrics:
     num_regenerated_tokens: int
     """Tokens that the target sampled, over all candidates."""
     num_salvaged_tokens: int
-    """Of these, the ones that the rejected steps had right: computed several at a time."""
+    """Of these, the ones that the rejected steps had right: computed several at a time. With
+    speculate_rewrites also proposed ones."""
+    num_proposed_tokens: int
+    """Tokens proposed to the target while it wrote steps of its own (speculate_rewrites)."""
     num_early_rejections: int
     """Drafted steps that were rejected before they were complete."""
     num_paused_steps: int
@@ -36,7 +39,7 @@ class Metrics:
     num_target_passes: int
     """Passes in which the target wrote (speculative decoding)."""
     mean_accepted_length: float | None
-    """Tokens of the answer per such pass; None without speculative decoding."""
+    """Tokens per such pass of the steps written so; None without speculative decoding."""
     draft_tokens_read: int
     """Tokens that the draft read without writing them: prompt and foreign steps."""
     target_tokens_read: int
@@ -63,13 +66,16 @@ class Metrics:
             num_accepted_tokens=sum(step.tokens.kept for step in steps),
             num_regenerated_tokens=sum(step.tokens.regenerated for step in steps),
             num_salvaged_tokens=sum(step.tokens.salvaged for step in steps),
+            num_proposed_tokens=sum(step.tokens.proposed for step in steps),
             num_early_rejections=sum(step.rejected_early for step in steps),
             num_paused_steps=sum(step.paused for step in steps),
             acceptance_rate=len(accepted) / len(judged) if judged else None,
             steps_by_source={str(source): sources[str(source)] for source in Source},
             num_target_passes=passes,
             mean_accepted_length=(
-                sum(step.answer_tokens for step in steps) / passes if passes else None
+                sum(s.answer_tokens for s in steps if s.tokens.target_passes) / passes
+                if passes
+                else None
             ),
             draft_tokens_read=sum(step.tokens.draft_read for step in steps),
             target_tokens_read=sum(step.tokens.target_read for step in steps),

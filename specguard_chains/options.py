@@ -36,6 +36,8 @@ DecoderName = Literal[
 SPECGUARD = ("specguard", "specguard-greedy")
 PATIENCE = 1
 """SpecGuard's own, unless another is given."""
+THRESHOLD, PAPERS_THRESHOLD = 0.8, 0.7
+"""SpecGuard's own, and that of the methods to compare with."""
 
 TOOL_INSTRUCTION = (
     "Call a tool only if you need its result to answer. When the results that you need are there, "
@@ -95,8 +97,9 @@ class SpecGuardOptions(BaseModel):
     encoder: Any = None
     """How candidates are compared: a sentence-transformers model's name or folder, or a function
     from texts to vectors; by default hashed words and trigrams, which need no model."""
-    threshold: float = Field(default=0.7, ge=0, le=1)
-    """Score from which a drafted step is kept (tau)."""
+    threshold: float | None = Field(default=None, ge=0, le=1)
+    """Score from which a drafted step is kept (tau). By default 0.8, and in the methods to compare
+    with the papers' 0.7."""
     confidence_weight: float = Field(default=1.0, ge=0, le=1)
     """Weight of confidence against grounding in the score (beta; the paper's is 0.3); 1 needs no
     attention."""
@@ -118,10 +121,11 @@ class SpecGuardOptions(BaseModel):
     max_step_tokens: int = Field(default=256, ge=1)
     """A longer step is cut there and goes on as the next one."""
     early_rejection: bool = True
-    """Stop drafting a step that can no longer be accepted; the text is the same without."""
+    """Stop drafting a step that can no longer be accepted; the text is the same without, unless
+    hand_back goes by how much was drafted."""
     salvage: bool = True
     """Compute what the target writes like a rejected step several tokens at a time; the text is
-    the same without."""
+    the same without (with speculate_rewrites its law)."""
     hand_back: int | None = Field(default=None, ge=1)
     """After a rejection the target writes only so many tokens beyond what the draft had written,
     and the draft goes on, as with a new step; by default the target finishes the step."""
@@ -221,6 +225,11 @@ class SpecGuardOptions(BaseModel):
             top_k=self.top_k,
             min_p=self.min_p,
         )
+
+    def score_threshold(self) -> float:
+        """Return the score from which a drafted step is kept."""
+        usual = THRESHOLD if self.method in SPECGUARD else PAPERS_THRESHOLD
+        return usual if self.threshold is None else self.threshold
 
     def pacing(self) -> Patience | None:
         """Return when the target goes on without a draft; None is never."""

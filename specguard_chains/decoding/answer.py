@@ -83,6 +83,8 @@ class Answer:
         self.ledger = ledger or Ledger()
         self.steps: list[str] = []
         """What is certain of the answer so far, step by step."""
+        self.written: list[str] = []
+        """The steps as they were written: with what may be the beginning of a stop string."""
         self.number = 1
         """Of the step in progress."""
         self.finish_reason: FinishReason | None = None
@@ -215,6 +217,7 @@ class Answer:
             self.finish_reason = FinishReason.STOP if self.request.stop_when(step) else None
         step = self._finished(step)
         self.steps.append(step.text)
+        self.written.append(candidate.text)
         self.number += 1
         self._place.add(candidate.text)
         self._versions.clear()

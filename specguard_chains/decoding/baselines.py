@@ -66,7 +66,7 @@ class SoloDecoder:
         if self.scorer is None:
             return Proposal(candidates, 0, UNVERIFIED)
         situation = Situation(
-            answer.request, answer.number, answer.steps, session, session, answer.tokens_left
+            answer.request, answer.number, answer.written, session, session, answer.tokens_left
         )
         with answer.ledger.charge(self.source, session, verify=True):
             judgement = self.scorer.judge(candidates[0], candidates[0].reading, situation)

@@ -154,7 +154,8 @@ class Session(Protocol):
         Candidate i draws from the generator seeded with (*seed, i), so that it does not depend
         on n. Once `watch` denies every candidate, drafting stops: early rejection. So it may once
         `look` denies the only one, which is asked now and then. What the candidates have in common
-        with `guess` may be computed several tokens at a time; that changes no text.
+        with `guess` may be computed several tokens at a time; that changes no text (in speculative
+        decoding, not its law).
 
         Raises:
             ContextOverflowError: The step and its candidates do not fit into the context.

@@ -28,7 +28,14 @@ class Ledger:
         self._tokens: Counter[tuple[Source, str]] = Counter()
 
     @contextmanager
-    def charge(self, source: Source, session: Counting, *, verify: bool = False) -> Iterator[None]:
+    def charge(
+        self,
+        source: Source,
+        session: Counting,
+        *,
+        verify: bool = False,
+        written_as: Literal["written", "proposed"] = "written",
+    ) -> Iterator[None]:
         """Book the block's wall time, and the session's work in it as that model's.
 
         What blocks within it book is theirs. Of passes that several requests share, the time counts
@@ -41,7 +48,8 @@ class Ledger:
         finally:
             for what in ("written", "guessed", "read", "reused"):
                 spent = getattr(session.counters, what) - getattr(before, what)
-                self._tokens[source, what] = booked[source, what] + spent
+                booked_as = written_as if what == "written" else what
+                self._tokens[source, booked_as] = booked[source, booked_as] + spent
 
     @contextmanager
     def time(self, what: Source | Literal["verify", "select"]) -> Iterator[None]:
@@ -53,8 +61,10 @@ class Ledger:
             within = sum(self._seconds.values()) - before
             self._seconds[what] += perf_counter() - start - within
 
-    def count(self, source: Source, what: Literal["kept", "guessed", "passes"], n: int) -> None:
-        """Book tokens that were kept or would have been written so, or passes over drafted ones."""
+    def count(
+        self, source: Source, what: Literal["kept", "written", "guessed", "passes"], n: int
+    ) -> None:
+        """Book tokens that no session counts, or passes over drafted ones."""
         self._tokens[source, what] += n
 
     def settle(self) -> tuple[StepTokens, StepSeconds]:
@@ -63,6 +73,7 @@ class Ledger:
         self._tokens, self._seconds = Counter(), defaultdict(float)
         return StepTokens(
             drafted=tokens[Source.DRAFT, "written"],
+            proposed=tokens[Source.DRAFT, "proposed"],
             kept=tokens[Source.DRAFT, "kept"],
             regenerated=tokens[Source.TARGET, "written"],
             salvaged=tokens[Source.TARGET, "guessed"],

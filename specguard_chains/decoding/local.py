@@ -206,10 +206,10 @@ class LocalSession(LocalSequence):
             shaped = self._process([*self._tokens, *draft.tokens], row.copy())
             if draft.matcher is not None:  # it may have lifted what is forbidden
                 shaped = masked_like(shaped, row)
-        token, _ = draw(shaped, sampling, rng)
+        token, confidence = draw(shaped, sampling, rng)
         if draft.matcher is not None:
             draft.matcher.advance([token])
-        return token, logprob(row, token)
+        return token, confidence if shaped is row else logprob(row, token)
 
     def _leaves_unfinished(self, candidate: Candidate) -> bool:
         """Whether the answer ends within a character that a candidate does not go on with.
@@ -225,7 +225,7 @@ class LocalSession(LocalSequence):
         """Cut the character off that the answer ends within."""
         dangling = self._dangling_bytes()
         length, cut = len(self._tokens), b""
-        while len(cut) < len(dangling):
+        while len(cut) < len(dangling) or cut[0] & 0xC0 == 0x80:  # a token may end a character, too
             length -= 1
             cut = self._tokenizer.token_bytes(self._tokens[length]) + cut
         self.rollback(length)

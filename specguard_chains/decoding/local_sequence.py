@@ -21,7 +21,7 @@ from specguard_chains.decoding.engine import Counters
 from specguard_chains.decoding.local_drafts import Branch
 from specguard_chains.decoding.prompt_head import PromptHead
 from specguard_chains.decoding.step_writer import StepWriter
-from specguard_chains.errors import ContextOverflowError, EngineError
+from specguard_chains.errors import ContextOverflowError, DecodingCancelled, EngineError
 
 S = TypeVar("S", bound="LocalSequence")
 P = ParamSpec("P")
@@ -228,7 +228,14 @@ class LocalSequence:
 
     def _run(self, work: Callable[[], T]) -> T:
         """Return what work returns that computes, whichever thread asks for it."""
-        return compute_thread.run(work)
+        return compute_thread.run(work, self._is_cancelled)
+
+    def _is_cancelled(self) -> bool:
+        try:
+            self._check()
+        except DecodingCancelled:
+            return True
+        return False
 
     def _logits_after(self, branch: Branch, tokens: Sequence[int]) -> FloatArray | None:
         """Return the logits after tokens of a branch, if they are still there."""

@@ -47,7 +47,10 @@ class Pacing:
         return True
 
     def note(self, judgement: Judgement) -> None:
-        """Take note of what was said of a step; critical ones say nothing of the draft."""
+        """Take note of what was said of a step.
+
+        One that would have been accepted and is the target's anyway says nothing of the draft.
+        """
         undecided = judgement.critical or judgement.verdict is Verdict.UNVERIFIED
         if self._patience is None or undecided:
             return

@@ -19,7 +19,8 @@ Proposer = Literal["draft", "prompt"]
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeRewriting:
-    """Speculative decoding of the target's steps. Changes their time, never their law.
+    """Speculative decoding of the target's steps. Changes their time, never their law: at a
+    temperature above 0 the text is another one of it.
 
     It begins with the tokens of the step that was rejected.
     """
@@ -40,14 +41,14 @@ class SpeculativeRewriting:
                 "tokens that are proposed to the target have no grounding; leave out "
                 "speculate_rewrites, or set confidence_weight=1"
             )
+        if draft is target:
+            raise ConfigurationError(
+                f"{draft.name} is draft and target, so that nothing of its text is written anew; "
+                "leave out speculate_rewrites"
+            )
         check_speculation(target, self.speculation)
         if self.proposer == "prompt":
             return
-        if draft is target:
-            raise ConfigurationError(
-                f"{draft.name} is draft and target, and gains nothing from its own proposals; "
-                "leave out speculate_rewrites, or take speculate_with='prompt'"
-            )
         check_speculation(draft, self.speculation)
         check_vocabulary(draft, target, "leave out speculate_rewrites")
 

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 
 from specguard_chains.decoding.arrays import FloatArray
+from specguard_chains.errors import ConfigurationError
+
+Vectors = npt.NDArray[np.floating[Any]]
 
 
 class Encoder(Protocol):
@@ -72,10 +76,32 @@ class Selector:
         """Return the index of the most consistent text; the lowest one among equals."""
         if all(text == texts[0] for text in texts):
             return 0
-        return lowest_self_alignment(self.encoder(texts))
+        return lowest_self_alignment(_checked(self.encoder(texts), len(texts)))
 
 
-def lowest_self_alignment(embeddings: FloatArray) -> int:
+def _checked(vectors: object, n: int) -> Vectors:
+    """Return what an encoder gave as an array of n rows.
+
+    Raises:
+        ConfigurationError: It is no such thing.
+    """
+    try:
+        array = np.asarray(vectors, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"the encoder must return one vector of numbers for each text, not {vectors!r:.80}"
+        ) from error
+    if array.ndim != 2 or len(array) != n:
+        raise ConfigurationError(
+            f"the encoder must return one vector for each of {n} texts; what it returned has the "
+            f"shape {array.shape}"
+        )
+    if not np.isfinite(array).all():
+        raise ConfigurationError("the encoder returned numbers that are not finite; take another")
+    return array
+
+
+def lowest_self_alignment(embeddings: Vectors) -> int:
     """Return argmin_j softmax(S_j)_j for embeddings of shape (k, dimensions)."""
     vectors = embeddings.astype(np.float64)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -62,10 +62,11 @@ class SpecGuardDecoder:
     grounding: GroundingSpec = field(default_factory=GroundingSpec)
     shape: StepShape = field(default_factory=StepShape)
     early_rejection: bool = True
-    """Stop drafting once no candidate can be accepted. Changes time, never the text."""
+    """Stop drafting once no candidate can be accepted. Changes time, never the text, unless
+    `hand_back` goes by how much was drafted."""
     salvage: bool = True
     """Let the target compute several tokens at a time where it writes what was rejected anyway.
-    Changes time, never the text."""
+    Changes time, never the text (with `rewriting`, never its law)."""
     hand_back: int | None = None
     """After a rejection let the target write on for so many tokens beyond what the draft had
     written, and give the rest of the step back to the draft; None lets it finish the step."""
@@ -137,7 +138,7 @@ class SpecGuardDecoder:
             return proposal
         if self.target_confidence is not None:
             return self._escalate(proposal, target, answer, self.target_confidence)
-        if k == self.num_candidates:
+        if k == self.num_candidates or answer.request.sampling.greedy:  # all would be the same
             return proposal
         with answer.ledger.charge(Source.DRAFT, draft):  # selecting needs all of them complete
             more = answer.sample(draft, Source.DRAFT, self.num_candidates - k)
@@ -154,11 +155,12 @@ class SpecGuardDecoder:
             return Proposal(candidates, chosen, Judgement(Verdict.REJECTED))
         candidates[chosen] = _with_passages(candidates[chosen], reading)
         situation = Situation(
-            answer.request, answer.number, answer.steps, draft, target, answer.tokens_left
+            answer.request, answer.number, answer.written, draft, target, answer.tokens_left
         )
         with answer.ledger.charge(Source.TARGET, target, verify=True):
             judgement = self.verifier.judge(candidates[chosen], reading, situation)
-        if answer.is_critical(candidates[chosen]):
+        accepted = judgement.verdict is Verdict.ACCEPTED
+        if accepted and answer.is_critical(candidates[chosen]):
             judgement = replace(judgement, verdict=Verdict.REJECTED, critical=True)
         return Proposal(candidates, chosen, judgement)
 
@@ -169,10 +171,13 @@ class SpecGuardDecoder:
 
         What it has read of a step that is kept it need not read later.
         """
-        if proposal.judgement.critical or not target.fits(proposal.candidate):
+        if answer.is_critical(proposal.candidate) or not target.fits(proposal.candidate):
             return proposal
         with answer.ledger.charge(Source.TARGET, target, verify=True):
-            mean = float(target.read(proposal.candidate).logprobs.mean())
+            logprobs = target.read(proposal.candidate).logprobs
+        if not len(logprobs):  # what is no token of its own yet says nothing
+            return proposal
+        mean = float(logprobs.mean())
         verdict = Verdict.ACCEPTED if mean >= least else Verdict.REJECTED
         judged = replace(proposal.judgement, verdict=verdict, target_confidence=mean)
         return replace(proposal, judgement=judged)
@@ -182,9 +187,10 @@ class SpecGuardDecoder:
     ) -> Candidate:
         """Let the target write the step from the context; the draft's text is no more than a guess.
 
-        It draws every token itself, so that the text is the same without the guess. (Accepting
-        drafted tokens by min(1, p / q), as speculative decoding does, would not have the target's
-        law here: those that are left over from a rejection do not have the draft's.)
+        It draws every token itself, so that the text is the same without the guess. With
+        `rewriting` a guess is a proposal that no law is known of. (Accepting its tokens by
+        min(1, p / q), as if the draft had just drawn them, would not have the target's law: those
+        that are left over from a rejection do not have the draft's.)
         """
         drafted = proposal.candidate if proposal.candidates else None
         guess = drafted if self.salvage else None

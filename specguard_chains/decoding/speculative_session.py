@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -60,8 +61,8 @@ class SpeculativeSession:
     ) -> None:
         """Start where both sessions are; what they compute is booked in the ledger.
 
-        `rewrites` says that the draft writes steps of its own too: what the target keeps of its
-        proposals is booked as salvaged, not as kept.
+        `rewrites` says that the draft writes steps of its own too: its proposals are booked as such,
+        and those that the target keeps as its own tokens, salvaged ones.
         """
         self.counters = target.counters
         self._draft = draft
@@ -183,7 +184,8 @@ class SpeculativeSession:
         self._target.close()
 
     def _book_kept(self, n: int) -> None:
-        if self._rewrites:
+        if self._rewrites:  # the target's own tokens, of which the draft had these right
+            self._ledger.count(Source.TARGET, "written", n)
             self._ledger.count(Source.TARGET, "guessed", n)
         else:
             self._ledger.count(Source.DRAFT, "kept", n)
@@ -198,7 +200,8 @@ class SpeculativeSession:
 
     def _propose(self, depth: int, sampling: Sampling, choose: Choose) -> Block:
         """Return what the target is to check."""
-        with self._ledger.charge(Source.DRAFT, self._draft):
+        booked: Literal["written", "proposed"] = "proposed" if self._rewrites else "written"
+        with self._ledger.charge(Source.DRAFT, self._draft, written_as=booked):
             if isinstance(self._draft, PromptText):
                 return copied(self._draft, self._speculation, depth)
             return drafted(self._draft, self._speculation, depth, sampling, choose)

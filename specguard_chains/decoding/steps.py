@@ -88,7 +88,10 @@ class StepTokens:
     regenerated: int = 0
     """Sampled from the target, over all candidates."""
     salvaged: int = 0
-    """Of these, the ones that the rejected step had right: computed several at a time."""
+    """Of these, the ones that the rejected step had right: computed several at a time. With
+    `speculate_rewrites` also proposed ones."""
+    proposed: int = 0
+    """Proposed to the target while it wrote the step (`speculate_rewrites`)."""
     draft_read: int = 0
     """Read by the draft without writing them: the prompt, the target's steps."""
     target_read: int = 0

@@ -75,7 +75,7 @@ def test_an_agent_with_two_tools_answers_by_a_schema_and_streams_its_steps(
     response_format: Any, critical_steps: Any
 ) -> None:
     agent: Any = create_agent(
-        ChatSpecGuard(temperature=0, max_tokens=200, threshold=0.85, critical_steps=critical_steps),
+        ChatSpecGuard(temperature=0, max_tokens=200, critical_steps=critical_steps),
         [multiply, look_up_price],
         response_format=response_format,
     )

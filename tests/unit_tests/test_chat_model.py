@@ -415,6 +415,7 @@ def test_every_option_is_identifying() -> None:
         "speculative_tree": [2, 1],
         "speculative_children": "likeliest",
         "adaptive_speculation": False,
+        "speculate_rewrites": True,
         "value_weight": 0.1,
         "reward_model": "head.json",
         "num_samples": 2,

@@ -80,7 +80,7 @@ class Watched:
 def _decoder(options: SpecGuardOptions) -> Decoder:
     if options.decoder == "target":
         return SoloDecoder(TARGET, Source.TARGET)
-    verifier = EnsembleVerifier(CALIBRATION, confidence_weight=1, threshold=options.threshold)
+    verifier = EnsembleVerifier(CALIBRATION, confidence_weight=1, threshold=options.score_threshold())
     return SpecGuardDecoder(DRAFT, TARGET, verifier, num_candidates=2)
 
 
@@ -135,7 +135,7 @@ def test_every_setting_is_an_option_by_its_own_name() -> None:
 
 def test_the_help_shows_the_defaults_and_ranges_of_the_options() -> None:
     text = " ".join(specguard("ask", "--help").stdout.split())
-    assert "[from 0 to 1, default 0.7]" in text
+    assert "[from 0 to 1, default 0.1]" in text
     assert r"[default \n\n]" in text
     assert "[more than 0 and at most 1, default 0.8]" in text
     assert "None" not in text
@@ -218,9 +218,9 @@ def test_ask_shows_steps_and_what_they_cost(desk: Desk) -> None:
     assert result.exit_code == 0
     assert result.stderr == ""
     lines = result.stdout.splitlines()
-    assert lines[0].startswith("[1] draft  accepted  score 0.90 ≥ 0.70  conf -0.05")
+    assert lines[0].startswith("[1] draft  accepted  score 0.90 ≥ 0.80  conf -0.05")
     assert lines[1] == "a = 1."
-    assert lines[3].startswith("[2] target  draft rejected  score ≤0.10 < 0.70  conf -0.45")
+    assert lines[3].startswith("[2] target  draft rejected  score ≤0.10 < 0.80  conf -0.45")
     assert lines[4] == "B = 2."
     assert "3 steps: 2 by draft, 1 by target  67% accepted" in result.stdout
     assert "\x1b" not in result.stdout

@@ -22,10 +22,12 @@ from specguard_chains.decoding.speculative_session import SpeculativeSession
 from specguard_chains.decoding.steps import Review, Source, Step
 from specguard_chains.decoding.verification import EnsembleVerifier
 from specguard_chains.errors import ConfigurationError
+from specguard_chains.metrics import Metrics
 from specguard_chains.options import SpecGuardOptions
-from tests.toy_engine import ToyEngine, random_policy
+from tests.toy_engine import ToyEngine
 from tests.unit_tests.enumeration import law_of
 from tests.unit_tests.test_identities import Fixed
+from tests.unit_tests.test_parallel import policy
 from tests.unit_tests.test_speculative import exact_law, small_policy
 
 GREEDY = Sampling(temperature=0)
@@ -38,7 +40,8 @@ PROPOSERS: tuple[Proposer, ...] = ("draft", "prompt")
 
 
 def engine(seed: int, **settings: Any) -> ToyEngine:
-    return ToyEngine(random_policy(seed), **settings)
+    """Every token of the sequence changes what comes next, of whoever sees another sequence."""
+    return ToyEngine(policy(1, 1 + seed / 10), **settings)
 
 
 def request(seed: int = 0, **settings: Any) -> Request:
@@ -100,11 +103,16 @@ def test_a_rewritten_step_counts_what_the_target_wrote_and_what_it_kept(proposer
     assert {step.source for step in steps} == set(Source)
     for step in steps:
         if step.source is Source.TARGET:
-            assert step.tokens.regenerated + step.tokens.salvaged == step.answer_tokens
+            assert step.tokens.regenerated == step.answer_tokens >= step.tokens.salvaged
             assert step.tokens.kept == 0
         else:
             assert (step.tokens.kept, step.tokens.regenerated) == (step.answer_tokens, 0)
+            assert step.tokens.proposed == 0
         assert step.tokens.drafted >= step.tokens.kept
+        assert not (step.paused and step.tokens.drafted), "proposals are no drafts of steps"
+    metrics = Metrics.of(steps)
+    assert metrics.num_proposed_tokens > 0
+    assert metrics.mean_accepted_length is not None
 
 
 def test_a_good_draft_saves_passes_of_the_target() -> None:
@@ -124,7 +132,7 @@ def test_a_rejected_step_is_proposed_at_once() -> None:
     steps = [step for seed in range(6) for step in steps_of(rewriting, request(seed), **how)]
     for step in steps:
         assert step.tokens.target_passes <= step.answer_tokens // 16 + 1
-        assert step.tokens.drafted <= step.answer_tokens + 3  # the step, and no proposals but a few
+        assert step.tokens.proposed <= 3
 
 
 def test_an_accepted_step_is_not_computed_again() -> None:
@@ -157,8 +165,9 @@ def test_a_guess_leaves_the_targets_law(guess: bytes) -> None:
 def test_what_cannot_work_is_refused() -> None:
     rewriting = SpeculativeRewriting()
     shared, grounded = engine(1), EnsembleVerifier(CALIBRATION, confidence_weight=0.5)
-    with pytest.raises(ConfigurationError, match="is draft and target"):
-        SpecGuardDecoder(shared, shared, Fixed(None), rewriting=rewriting)
+    for one in (rewriting, SpeculativeRewriting(proposer="prompt")):
+        with pytest.raises(ConfigurationError, match="is draft and target"):
+            SpecGuardDecoder(shared, shared, Fixed(None), rewriting=one)
     with pytest.raises(ConfigurationError, match="no grounding; leave out speculate_rewrites"):
         SpecGuardDecoder(engine(1), engine(2), grounded, rewriting=rewriting)
     with pytest.raises(ConfigurationError, match="different ones; leave out speculate_rewrites"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations
 from math import cos, exp, radians, sin
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from specguard_chains.decoding.selection import (
     Selector,
     lowest_self_alignment,
 )
+from specguard_chains.errors import ConfigurationError
 
 
 def similarities(embeddings: FloatArray) -> list[list[float]]:
@@ -156,6 +158,27 @@ def test_another_encoder_can_be_plugged_in() -> None:
     texts = ["x" * 10, "x" * 45, "x" * 50, "x" * 89]
     assert Selector(encoder)(texts) == 2
     assert encoder.calls == [texts]
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        ([[1.0, float("nan")], [0.0, 1.0]], "not finite"),
+        (np.ones((1, 2)), r"each of 2 texts; .* shape \(1, 2\)"),
+        (np.ones(2), r"shape \(2,\)"),
+        ([[1.0], [1.0, 2.0]], "one vector of numbers"),
+        (["red", "blue"], "one vector of numbers"),
+    ],
+)
+def test_an_encoder_that_gives_no_vectors_is_named(vectors: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Selector(lambda texts: vectors)(["a", "b"])
+
+
+def test_lists_are_vectors_too() -> None:
+    """As LangChain's `embed_documents` gives them."""
+    lists: Any = lambda texts: [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]  # noqa: E731
+    assert Selector(lists)(["a", "b", "c"]) == 1
 
 
 def test_one_candidate_or_equal_ones_need_no_encoder() -> None:
