@@ -19,10 +19,10 @@ Proposer = Literal["draft", "prompt"]
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeRewriting:
-    """Speculative decoding of the target's steps. Changes their time, never their law: at a
-    temperature above 0 the text is another one of it.
+    """Speculative decoding of the target's steps. Changes their time, never their law.
 
-    It begins with the tokens of the step that was rejected.
+    At a temperature above 0 the text is another one of the same law. It begins with the tokens of
+    the step that was rejected.
     """
 
     speculation: Speculation = field(default_factory=Speculation)

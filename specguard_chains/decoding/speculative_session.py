@@ -61,8 +61,8 @@ class SpeculativeSession:
     ) -> None:
         """Start where both sessions are; what they compute is booked in the ledger.
 
-        `rewrites` says that the draft writes steps of its own too: its proposals are booked as such,
-        and those that the target keeps as its own tokens, salvaged ones.
+        `rewrites` says that the draft writes steps of its own too: its proposals are booked as
+        proposals, and those that the target keeps as its own tokens, salvaged ones.
         """
         self.counters = target.counters
         self._draft = draft
