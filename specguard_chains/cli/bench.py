@@ -189,9 +189,8 @@ def _print_tables(figures: Mapping[str, Any]) -> None:
         for label, row in rows.items():
             table.add_row(label, *_cells(row))
         OUT.print(table)
-    errors, total = (
-        sum(row[name] for row in figures["decoders"].values()) for name in ("errors", "n")
-    )
+    rows_of_all = [row for part in figures["data"].values() for row in part["decoders"].values()]
+    errors, total = (sum(row[name] for row in rows_of_all) for name in ("errors", "n"))
     if errors:
         ERR.print(f"{errors} of {total} results are errors, which count as wrong answers")
 

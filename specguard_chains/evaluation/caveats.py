@@ -19,15 +19,15 @@ MISMATCH = 0.05
 
 def caveats(run: Run, figures: Figures) -> list[str]:
     """Return what limits the figures of a run, each a sentence or more."""
-    rows: Rows = figures["decoders"]
     return list(
         chain(
             _size(figures),
             _unfinished(run, figures),
-            _comparisons(rows, figures["target"]),
+            _pooled(run, figures),
+            _comparisons(figures),
             _bounds(run),
-            _controls(rows),
-            _failures(rows, run.settings.max_tokens),
+            _controls(figures),
+            _failures(run, figures),
             _machines(run.settings),
             _sources(run.settings),
             _always(),
@@ -65,10 +65,32 @@ def _unfinished(run: Run, figures: Figures) -> Iterator[str]:
         yield f"There are no results yet of {listed(absent)}."
 
 
-def _comparisons(rows: Rows, target: str | None) -> Iterator[str]:
-    if target is None:
+def _pooled(run: Run, figures: Figures) -> Iterator[str]:
+    if len(figures["data"]) == 1:
+        return
+    attempted = {arm: len(own) for arm, own in run.by_arm().items()}
+    rows: Rows = figures["decoders"]
+    common, most = max(row["n"] for row in rows.values()), max(attempted.values())
+    if common < most:
+        yield (
+            f"The figures of all data sets are over the {common} problems that each of their arms "
+            f"has attempted, of {most}."
+        )
+    if left_out := [f"{arm} ({n})" for arm, n in attempted.items() if arm not in rows]:
+        yield (
+            f"The figures of all data sets leave out {listed(left_out)}: too few problems have "
+            "been attempted by these and by the others."
+        )
+
+
+def _comparisons(figures: Figures) -> Iterator[str]:
+    if figures["target"] is None:
         yield "No target took part, so that nothing is compared with it."
-    if (tests := sum(row["mcnemar_p"] is not None for row in rows.values())) > 1:
+    tests = max(
+        sum(row["mcnemar_p"] is not None for row in part["decoders"].values())
+        for part in figures["data"].values()
+    )
+    if tests > 1:
         yield (
             f"There are {tests} comparisons with the target on each data set; p-values and "
             "intervals are not corrected for that, so that some will look clear by chance."
@@ -85,31 +107,50 @@ def _bounds(run: Run) -> Iterator[str]:
         )
 
 
-def _controls(rows: Rows) -> Iterator[str]:
-    for arm, row in rows.items():
+def _controls(figures: Figures) -> Iterator[str]:
+    """Yield where controls are not matched, and what the figures over all problems do not show."""
+    parts = {f"On {name}, ": part["decoders"] for name, part in figures["data"].items()}
+    if len(parts) == 1:
+        yield from _mismatches("", figures["decoders"])
+    else:
+        for where, rows in (parts | {"On all data sets, ": figures["decoders"]}).items():
+            yield from _mismatches(where, rows)
+    for arm, row in figures["decoders"].items():
         if (control := row["control"]) is None:
             continue
-        own, other = control["acceptance_by_step"], control["acceptance_of_controlled"]
-        if own is not None and other is not None and abs(own - other) > MISMATCH:
-            yield (
-                f"{arm} accepts {percent(own)} of the steps and {control['of']} {percent(other)}: "
-                "the control is not matched well."
-            )
         interval = control["gain_interval"]
         if interval is None or interval[0] <= 0:
             gain = f"{points(control['gain'])} points {between(interval, points).strip()}".strip()
             yield f"{control['of']} is not shown to be more often right than {arm}: {gain}."
 
 
-def _failures(rows: Rows, max_tokens: int | None) -> Iterator[str]:
+def _mismatches(where: str, rows: Rows) -> Iterator[str]:
+    for arm, row in rows.items():
+        if (control := row["control"]) is None:
+            continue
+        own, other = control["acceptance_by_step"], control["acceptance_of_controlled"]
+        if own is not None and other is not None and abs(own - other) > MISMATCH:
+            yield (
+                f"{where}{arm} accepts {percent(own)} of the steps and {control['of']} "
+                f"{percent(other)}: the control is not matched well."
+            )
+
+
+def _failures(run: Run, figures: Figures) -> Iterator[str]:
+    max_tokens = run.settings.max_tokens
     limit = f"the limit of {max_tokens} tokens" if max_tokens else "the limit of tokens"
+    parts = [part["decoders"] for part in figures["data"].values()]
     counted = {
         "errors": "Problems ended in an error, count as wrong, and are in no figure of time:",
         "cut_by_length": f"Answers were cut at {limit}, mostly before the result:",
         "checker_timeouts": "Answers could not be compared in time and count as wrong:",
     }
     for name, words in counted.items():
-        found = [f"{arm} {row[name]} of {row['n']}" for arm, row in rows.items() if row[name]]
+        counts = {
+            arm: [sum(rows[arm][key] for rows in parts if arm in rows) for key in (name, "n")]
+            for arm in run.arms
+        }
+        found = [f"{arm} {times} of {n}" for arm, (times, n) in counts.items() if times]
         if found:
             yield f"{words} {listed(found)}."
 

@@ -119,9 +119,13 @@ def summarise(folder: Path) -> Figures:
 
 
 def summary_of(run: Run) -> Figures:
-    """Return the figures of a run, for each data set and for all together."""
+    """Return the figures of a run, for each data set and for all together.
+
+    Those of all are over the problems that all of their arms have attempted: other shares of easy
+    and hard data sets are no difference between arms. Arms that lack most problems are left out.
+    """
     data = {name: {"decoders": _rows(run, run.by_arm([name]))} for name in run.data}
-    overall = data[run.data[0]]["decoders"] if len(data) == 1 else _rows(run, run.by_arm())
+    overall = data[run.data[0]]["decoders"] if len(data) == 1 else _rows(run, _pooled(run))
     figures: Figures = _rounded({"target": run.target, "data": data, "decoders": overall})
     invocations = [each.public() for each in run.settings.invocations]
     return {"settings": asdict(run.settings) | {"invocations": invocations}, **figures}
@@ -158,6 +162,27 @@ def _rows(run: Run, results: dict[str, dict[ProblemKey, Result]]) -> dict[str, F
             control_figures(results[arm], label, controlled) if label and controlled else None
         )
     return rows
+
+
+def _pooled(run: Run) -> dict[str, dict[ProblemKey, Result]]:
+    """Return results on the problems that all arms have attempted, of the arms that have most.
+
+    An arm is left out if with it less than half of the most that an arm has attempted would remain.
+    """
+    by_arm = run.by_arm()
+    # The target first among equals: the others are compared with it.
+    first, *others = sorted(by_arm, key=lambda arm: (-len(by_arm[arm]), arm != run.target))
+    kept, common = {first}, set(by_arm[first])
+    for arm in others:
+        shared = common & by_arm[arm].keys()
+        if 2 * len(shared) >= len(by_arm[first]):
+            kept.add(arm)
+            common = shared
+    return {
+        arm: {key: result for key, result in own.items() if key in common}
+        for arm, own in by_arm.items()
+        if arm in kept
+    }
 
 
 def _table(results: Iterable[Result]) -> str:

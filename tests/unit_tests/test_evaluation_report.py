@@ -411,6 +411,49 @@ def test_what_is_missing_is_told(tmp_path: Path) -> None:
         assert words in page.text
 
 
+def caveats_of(folder: Path, lines: Iterable[dict[str, Any]], data: tuple[str, ...]) -> str:
+    run = Run.read(write(folder, settings(ARMS, data=data), lines))
+    return " ".join(report.report_of(run, summary_of(run)).caveats)
+
+
+def test_what_the_figures_of_all_data_sets_are_over_is_told(tmp_path: Path) -> None:
+    data = ("toy", "hard")
+    lines = [
+        *four_problems(),
+        *(line | {"data": "hard"} for line in four_problems() if line["arm"] != "draft"),
+        result(7, "draft", data="hard", error="EngineError: x", right=False),
+    ]
+    told = caveats_of(tmp_path / "most", lines, data)
+    assert "are over the 4 problems that each of their arms has attempted, of 8." in told
+    assert "leave out" not in told
+    assert "are in no figure of time: draft 1 of 5." in told
+    few = [line for line in lines if line["arm"] != "draft" or line["problem"] == "toy/0"]
+    told = caveats_of(tmp_path / "few", few, data)
+    assert "The figures of all data sets leave out draft (1): too few" in told
+    alike = [line | {"data": name} for name in data for line in four_problems()]
+    assert "all data sets are over" not in caveats_of(tmp_path / "alike", alike, data)
+
+
+def test_controls_are_to_match_on_each_data_set(tmp_path: Path) -> None:
+    def lines(data: str, ours: int, random: int) -> list[dict[str, Any]]:
+        return [
+            result(
+                *(i, arm),
+                data=data,
+                steps=[step()] * n + [step("rejected")] * (4 - n),
+                controls="ours" if arm == "random@ours" else None,
+            )
+            for i in range(2)
+            for arm, n in (("ours", ours), ("random@ours", random))
+        ]
+
+    given = [*lines("toy", 2, 1), *lines("hard", 1, 2)]
+    told = caveats_of(tmp_path, given, ("toy", "hard"))
+    assert "On toy, random@ours accepts 25.0 % of the steps and ours 50.0 %: the control" in told
+    assert "On hard, random@ours accepts 50.0 % of the steps and ours 25.0 %: the control" in told
+    assert "On all data sets, " not in told  # the two cancel out
+
+
 COMMAND = {"draft": "/models/of mine/d.gguf", "target": "openai://host:80/t", "max_tokens": 80}
 
 

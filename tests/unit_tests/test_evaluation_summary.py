@@ -209,15 +209,46 @@ def test_data_sets_apart_and_together(tmp_path: Path) -> None:
     assert list(summary["data"]) == ["toy", "hard"]
     assert list(summary["data"]["hard"]["decoders"]) == ["ours"]
     assert summary["data"]["hard"]["decoders"]["ours"]["difference_to_target"] is None
-    assert summary["decoders"]["ours"]["accuracy"] == 0.75
-    assert summary["decoders"]["ours"]["pairs"] == 2
+    assert summary["data"]["hard"]["decoders"]["ours"]["accuracy"] == 1
+    overall = summary["decoders"]  # over the problems that both have attempted
+    assert [(row["n"], row["accuracy"]) for row in overall.values()] == [(2, 0.5), (2, 0.5)]
+    assert overall["ours"]["pairs"] == 2
+
+
+@pytest.mark.parametrize(("attempted", "n"), [(4, 4), (3, 3), (2, 2), (1, 4)])
+def test_an_arm_that_lacks_most_problems_is_in_no_table_of_all(
+    tmp_path: Path, attempted: int, n: int
+) -> None:
+    """Nor does it leave that table next to nothing."""
+    lines = [
+        result(i, arm, data == "easy", data=data)
+        for data in ("easy", "hard")
+        for i in range(2)
+        for arm in ("target", "draft")
+    ]
+    lines += [line | {"arm": "ours"} for line in lines if line["arm"] == "draft"][:attempted]
+    summary = summarise(write(tmp_path, settings(ARMS, data=("easy", "hard")), lines))
+    rows_of_all = summary["decoders"]
+    assert {row["n"] for row in rows_of_all.values()} == {n}
+    assert len({row["accuracy"] for row in rows_of_all.values()}) == 1  # they are all alike
+    assert ("ours" in rows_of_all) == (attempted > 1)
+    assert summary["data"]["easy"]["decoders"]["ours"]["n"] == min(attempted, 2)
+
+
+def test_two_halves_without_a_common_problem_leave_one_arm(tmp_path: Path) -> None:
+    lines = [result(i, "ours", data=data) for data in ("toy", "hard") for i in range(2)]
+    lines += [result(i, "target", data="toy") for i in range(2)]
+    lines += [result(i, "draft", data="hard") for i in range(2)]
+    overall = summarise(write(tmp_path, settings(ARMS, data=("toy", "hard")), lines))["decoders"]
+    assert {arm: row["n"] for arm, row in overall.items()} == {"target": 2, "ours": 2}
 
 
 def test_problems_of_one_name_in_two_data_sets_are_two(tmp_path: Path) -> None:
     same = {"problem": "1"}
     lines = [result(0, "target") | same, result(0, "ours", data="other") | same]
-    ours = rows(write(tmp_path, settings(ARMS, data=("toy", "other")), lines))["ours"]
-    assert ours["pairs"] == 0
+    summary = summarise(write(tmp_path, settings(ARMS, data=("toy", "other")), lines))
+    assert summary["data"]["other"]["decoders"]["ours"]["pairs"] == 0
+    assert list(summary["decoders"]) == ["target"]
 
 
 def test_the_settings_are_in_it(folder: Path) -> None:
