@@ -3,7 +3,8 @@
 Unlike `advice`, which predicts time, this looks at answers that were recorded: how often each arm
 of a run is right, and how long it took. Several thresholds in one run are several arms, and the
 choice among them calibrates the threshold. All arms are compared over the problems that each of
-them has attempted; an attempt that ended in an error counts as wrong, and its time does not count.
+them has attempted; an attempt that ended in an error counts as wrong. Times are compared over the
+problems that each of them has completed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Measured:
     right: int
     problems: int
     seconds: float
-    """Of a complete answer, on the average."""
+    """Of an answer, on the average of the problems that all arms have completed."""
     wins: int = 0
     """Problems that the target alone has not solved, and this arm has."""
     losses: int = 0
@@ -95,7 +96,7 @@ def compare(run: Run) -> Compared:
     """Return the arms of a run that can be chosen; controls, which choose nothing, cannot.
 
     Raises:
-        EvaluationError: There is no problem that all of them have attempted, or no answer.
+        EvaluationError: There is no problem that all of them have attempted, or completed.
     """
     by_arm = {arm: own for arm, own in run.by_arm().items() if _can_be_chosen(run, arm)}
     common = set.intersection(*(set(own) for own in by_arm.values())) if by_arm else set()
@@ -107,14 +108,22 @@ def compare(run: Run) -> Compared:
         )
     target = by_arm.get(run.target) if run.target else None
     exact = {arm for arm in by_arm if _is_exact(run, arm)}
-    arms = [
-        _measured(arm, own, common, target, exact=arm in exact)
-        for arm, own in by_arm.items()
-        if any(own[key].error is None for key in common)
-    ]
-    if not arms:
+    answering = {
+        arm: own for arm, own in by_arm.items() if any(own[key].error is None for key in common)
+    }
+    if not answering:
         raise EvaluationError("no arm has a complete answer; see the errors in results.jsonl")
-    notes = tuple(_notes(by_arm, common))
+    completed = {key for key in common if all(own[key].error is None for own in answering.values())}
+    if not completed:
+        raise EvaluationError(
+            f"none of the {len(common)} problems has been completed by every arm, so that their "
+            "times cannot be compared; see the errors in results.jsonl"
+        )
+    arms = [
+        _measured(arm, own, common, completed, target, exact=arm in exact)
+        for arm, own in answering.items()
+    ]
+    notes = tuple(_notes(by_arm, common, completed))
     return Compared(len(common), run.target, tuple(arms), notes)
 
 
@@ -198,21 +207,29 @@ def _is_exact(run: Run, arm: str) -> bool:
 
 
 def _measured(
-    arm: str, own: Results, common: set[ProblemKey], target: Results | None, *, exact: bool
+    arm: str,
+    own: Results,
+    common: set[ProblemKey],
+    completed: set[ProblemKey],
+    target: Results | None,
+    *,
+    exact: bool,
 ) -> Measured:
     pairs = [(own[key].right, target[key].right) for key in common] if target else []
     return Measured(
         arm=arm,
         right=sum(own[key].right for key in common),
         problems=len(common),
-        seconds=fmean(own[key].seconds for key in common if own[key].error is None),
+        seconds=fmean(own[key].seconds for key in completed),
         wins=sum(mine and not theirs for mine, theirs in pairs),
         losses=sum(theirs and not mine for mine, theirs in pairs),
         exact=exact,
     )
 
 
-def _notes(by_arm: Mapping[str, Results], common: set[ProblemKey]) -> Iterator[str]:
+def _notes(
+    by_arm: Mapping[str, Results], common: set[ProblemKey], completed: set[ProblemKey]
+) -> Iterator[str]:
     asked = max(map(len, by_arm.values()))
     if asked > len(common):
         behind = [f"{arm} {len(own)}" for arm, own in by_arm.items() if len(own) < asked]
@@ -224,6 +241,9 @@ def _notes(by_arm: Mapping[str, Results], common: set[ProblemKey]) -> Iterator[s
             yield f"{arm}: every attempt ended in an error ({failed[0]}); left out."
         elif failed:
             yield f"{arm}: {len(failed)} attempts ended in an error and count as wrong."
+    if len(completed) < len(common):
+        of = f"{len(completed)} of {len(common)} problems"
+        yield f"Times are over what every arm has completed, {of}."
 
 
 def _against(each: Measured) -> str:

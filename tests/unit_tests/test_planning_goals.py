@@ -161,7 +161,25 @@ def test_errors_count_as_wrong_and_take_no_time(tmp_path: Path) -> None:
     compared = compare(run(tmp_path, *recorded))
     high = compared.arms[1]
     assert (high.right, high.losses, high.seconds) == (1, 2, 7.0)
-    assert compared.notes == ("high: 2 attempts ended in an error and count as wrong.",)
+    assert compared.notes == (
+        "high: 2 attempts ended in an error and count as wrong.",
+        "Times are over what every arm has completed, 1 of 3 problems.",
+    )
+
+
+def test_times_are_compared_over_what_every_arm_has_completed(tmp_path: Path) -> None:
+    """An arm that fails where problems are long is not faster for that."""
+    long = result(1, "target", seconds=50.0), result(1, "high", False, seconds=0.1, error="late")
+    recorded = lines("target", 1, [], 10.0), lines("high", 1, [], 12.0), long
+    compared = compare(run(tmp_path, *recorded))
+    assert [each.seconds for each in compared.arms] == [10.0, 12.0]
+
+
+def test_without_a_problem_that_every_arm_has_completed_there_is_no_time(tmp_path: Path) -> None:
+    failed = [result(i, arm, False, error="late") for i, arm in enumerate(("target", "high"))]
+    recorded = [result(1, "target"), result(0, "high"), *failed]
+    with pytest.raises(EvaluationError, match="none of the 2 problems has been completed by every"):
+        compare(run(tmp_path, recorded))
 
 
 def test_an_arm_without_any_answer_is_left_out(tmp_path: Path) -> None:
