@@ -174,6 +174,11 @@ class ToyCache:
         self._rollout = rollout_for(grounding, self._rollout, attention_layers=LAYERS, slots=slots)
         self._cancelled = cancelled
 
+    @property
+    def shareable(self) -> bool:
+        """See `Cache.shareable`."""
+        return self._memory is self._engine.memory
+
     def share(self, other: ToyCache, length: int) -> bool:
         assert list(self._branches) == [0]
         assert not self._branches[0]

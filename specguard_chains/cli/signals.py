@@ -11,6 +11,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from specguard_chains import calibrations
 from specguard_chains.cli.failures import UsageError, reports_errors
 from specguard_chains.cli.problem_parameters import Avoid, Limit, Skip, TrainingData
 from specguard_chains.cli.progress import problems_bar
@@ -18,8 +19,9 @@ from specguard_chains.cli.settings import takes_options
 from specguard_chains.cli.streams import ERR, OUT
 from specguard_chains.cli.training_problems import training_problems
 from specguard_chains.console import fetch_progress
+from specguard_chains.decoding.calibration import Bounds
 from specguard_chains.decoding.engine import Engine
-from specguard_chains.decoding.grounding import GroundingForm
+from specguard_chains.decoding.grounding import GroundingForm, GroundingSpec
 from specguard_chains.decoding.rewards import ValueHead
 from specguard_chains.decoding.steps import Source
 from specguard_chains.engines import name_of
@@ -36,6 +38,7 @@ from specguard_chains.evaluation.signals import (
     labelled,
     read_signals,
 )
+from specguard_chains.evaluation.threshold_table import threshold_table
 from specguard_chains.options import SpecGuardOptions
 from specguard_chains.rewards import is_text_reward, reward
 from specguard_chains.roles import load_engine, model_of
@@ -85,7 +88,8 @@ def signals(
     steps = labelled(recordings, read, by_key)
     rows = table(steps, signal_report.combinations(steps))
     answers = signal_report.whole_answers(recordings, read, by_key)
-    signal_report.write(out, rows, steps, answers, recordings)
+    kept = threshold_table(steps, "target.confidence_min", _bounds(options))
+    signal_report.write(out, rows, steps, answers, recordings, kept)
     _print(rows)
     ERR.print(f"the table is in {out}: signals.md, signals.json", soft_wrap=True)
 
@@ -100,6 +104,13 @@ def _head(options: SpecGuardOptions) -> ValueHead | None:
     draft = model_of(options, Source.DRAFT)
     head = reward(options, draft.name if isinstance(draft, Engine) else name_of(draft))
     return head if isinstance(head, ValueHead) else None
+
+
+def _bounds(options: SpecGuardOptions) -> Bounds:
+    """Return the bounds of the target's confidence on this pair."""
+    models = (model_of(options, source) for source in Source)
+    draft, target = (m.name if isinstance(m, Engine) else name_of(m) for m in models)
+    return calibrations.find(draft, target, "target", None, GroundingSpec()).confidence
 
 
 def _files(

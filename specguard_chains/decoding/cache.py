@@ -39,6 +39,11 @@ class Cache(Protocol):
     there before, and everything that the failed call has left behind must go.
     """
 
+    @property
+    def shareable(self) -> bool:
+        """Whether other caches of the engine can `share` what this one holds."""
+        ...
+
     def configure(
         self,
         grounding: GroundingSpec | None,

@@ -83,12 +83,12 @@ class Prefixes:
             self._changed.notify_all()
 
     def give_back(self, sequence: CachedSequence) -> None:
-        """Keep what a session leaves behind, in place of what it has begun with."""
+        """Keep what a session leaves behind for others, in place of what it has begun with."""
         with self._changed:
             self._used.remove(sequence)
             sequence.reading = ()
             self._changed.notify_all()
-            if self._closed or not sequence.tokens:
+            if self._closed or not sequence.tokens or not sequence.cache.shareable:
                 sequence.cache.close()
                 return
             sequence.cut(len(sequence.tokens))  # branches take up room

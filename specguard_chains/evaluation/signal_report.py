@@ -13,6 +13,8 @@ from specguard_chains.evaluation.records import ProblemKey
 from specguard_chains.evaluation.signal_table import LabelledStep, Row, table
 from specguard_chains.evaluation.signals import ReadSignals
 from specguard_chains.evaluation.statistics import Estimate
+from specguard_chains.evaluation.threshold_table import ThresholdRow
+from specguard_chains.evaluation.wording import percent
 
 COMBINATIONS: tuple[tuple[str, ...], ...] = (
     ("draft.confidence_min", "draft.grounding_sparse_min"),
@@ -26,6 +28,10 @@ COMBINATIONS: tuple[tuple[str, ...], ...] = (
     ("target.confidence_min", "target.grounding_sparse_min"),
 )
 """Fitted together, where all of them were read."""
+THRESHOLD_HEADER = (
+    "| threshold | nats | kept, even half | good | bad caught | kept, odd half | good "
+    "| bad caught |\n|---|---|---|---|---|---|---|---|"
+)
 HEADER = "| signal | even half | odd half | 95 % interval | over length |\n|---|---|---|---|---|"
 
 
@@ -84,6 +90,7 @@ def write(
     steps: Sequence[LabelledStep],
     answers: Sequence[LabelledStep],
     recordings: Sequence[Recording],
+    thresholds: Sequence[ThresholdRow] = (),
 ) -> None:
     """Write signals.json and signals.md.
 
@@ -93,6 +100,7 @@ def write(
         steps: Drafted ones.
         answers: Whole answers of the draft, each as one step.
         recordings: Of all problems.
+        thresholds: What thresholds of the default signal keep.
     """
     of_answers = table(answers) if answers else []
     facts = _facts(steps, recordings)
@@ -100,12 +108,13 @@ def write(
         "facts": facts,
         "steps": [asdict(row) for row in rows],
         "answers": [asdict(row) for row in of_answers],
+        "thresholds": [asdict(row) for row in thresholds],
     }
     (folder / "signals.json").write_text(
         json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
     )
     (folder / "signals.md").write_text(
-        _page(facts, rows, of_answers, len(answers)), encoding="utf-8"
+        _page(facts, rows, of_answers, len(answers), thresholds), encoding="utf-8"
     )
 
 
@@ -122,7 +131,11 @@ def _facts(steps: Sequence[LabelledStep], recordings: Sequence[Recording]) -> di
 
 
 def _page(
-    facts: dict[str, Any], rows: Sequence[Row], of_answers: Sequence[Row], answers: int
+    facts: dict[str, Any],
+    rows: Sequence[Row],
+    of_answers: Sequence[Row],
+    answers: int,
+    thresholds: Sequence[ThresholdRow],
 ) -> str:
     parts = [
         "# What the signals are worth",
@@ -140,6 +153,14 @@ def _page(
         "the step's length adds to the length alone, on the odd half.",
         "\n".join([HEADER, *(f"| {' | '.join(cells(row))} |" for row in rows)]),
     ]
+    if thresholds:
+        parts += [
+            "## Thresholds",
+            "Steps kept where the target's lowest token log-probability decides, by the pair's "
+            "bounds: how many of all, how many of these are good, and how many of the bad ones "
+            "are caught.",
+            "\n".join([THRESHOLD_HEADER, *(f"| {' | '.join(_kept(r))} |" for r in thresholds)]),
+        ]
     if of_answers:
         parts += [
             "## Whole answers",
@@ -148,6 +169,14 @@ def _page(
             "\n".join([HEADER, *(f"| {' | '.join(cells(row))} |" for row in of_answers)]),
         ]
     return "\n\n".join(parts) + "\n"
+
+
+def _kept(row: ThresholdRow) -> list[str]:
+    found = [f"{row.threshold:g}", f"{row.nats:.2f}".replace("-", "−")]
+    for half in (row.even, row.odd):
+        found += [percent(half.share), percent(half.good_share)]
+        found.append(f"{half.bad - half.bad_kept} of {half.bad}")
+    return found
 
 
 def _interval(estimate: Estimate | None) -> str:

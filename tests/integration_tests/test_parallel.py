@@ -289,6 +289,8 @@ def test_a_context_of_one_s_own_that_is_full_leaves_the_others_alone(load: Load)
             for turn in range(8):
                 alone.sample(4, limit(80), WARM, seed=[turn])
         assert len(engine._prefixes._idle) == 2
+    assert len(engine._prefixes._idle) == 2, "nobody could begin with what it has left behind"
+    assert all(sequence.cache.shareable for sequence in engine._prefixes._idle)
 
 
 def test_there_are_only_so_many_sequences(tiny_model: Path) -> None:

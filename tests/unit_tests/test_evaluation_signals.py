@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specguard_chains.decoding.calibration import Bounds
 from specguard_chains.decoding.engine import Prompt
 from specguard_chains.decoding.rewards import ValueHead
 from specguard_chains.errors import EvaluationError
@@ -31,6 +32,7 @@ from specguard_chains.evaluation.signals import (
 )
 from specguard_chains.evaluation.solutions import Sampler, Solutions, steps_of
 from specguard_chains.evaluation.statistics import auroc
+from specguard_chains.evaluation.threshold_table import Kept, threshold_table
 from specguard_chains.evaluation.training import Examples, read_states, train, unseen_scores
 from tests.toy_engine import END, ToyEngine, hidden_state, random_policy, scripted_policy
 
@@ -352,6 +354,25 @@ def test_reports_say_what_was_measured(tmp_path: Path) -> None:
     assert plain["facts"]["good_steps"] == 1
     assert "by cross-validation" in page
     assert "one and one" not in page, "the data set's texts stay out"
+
+
+def test_thresholds_keep_steps_by_their_confidence_in_nats(tmp_path: Path) -> None:
+    name = "target.confidence_min"
+    values = [(0, True, -1.0), (0, True, -2.0), (0, False, -2.6), (1, True, -0.5), (1, False, -9.0)]
+    steps = [
+        LabelledStep(f"p/{at}", "p", at, good, {name: value, "length": 0.0})
+        for at, good, value in values
+    ]
+    rows = threshold_table(steps, name, Bounds(low=-10.0, high=0.0))
+    row = {row.threshold: row for row in rows}[0.75]
+    assert row.nats == -2.5
+    assert (row.even, row.odd) == (Kept(2, 2, 1, 0), Kept(1, 1, 1, 0))
+    assert (row.even.share, row.even.good_share) == (2 / 3, 1)
+    assert rows[0].even == Kept(2, 2, 1, 1)
+    assert Kept(0, 0, 0, 0).share is None
+    signal_report.write(tmp_path, table(steps), steps, [], [], rows)
+    page = (tmp_path / "signals.md").read_text()
+    assert "| 0.75 | −2.50 | 66.7 % | 100.0 % | 1 of 1 | 50.0 % | 100.0 % | 1 of 1 |" in page
 
 
 # Value heads

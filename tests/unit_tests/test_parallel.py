@@ -402,6 +402,20 @@ def test_one_that_gives_up_reading_is_not_waited_for() -> None:
     assert_clean(engine)
 
 
+def test_memory_of_one_s_own_is_not_kept_for_others() -> None:
+    """Nobody could begin with it, and it would stand in the place of what they can."""
+    engine = ToyEngine(policy(1, 1.0), max_parallel=2)
+    with closing(engine.open(Prompt(text="question"))) as session:
+        sample(session)
+    assert len(engine._prefixes._idle) == 1
+    shared, engine.memory = engine.memory, None
+    with closing(engine.open(Prompt(text="question"))) as session:
+        sample(session)
+    engine.memory = shared
+    assert len(engine._prefixes._idle) == 1
+    assert engine._prefixes._idle[0].cache.shareable
+
+
 def test_a_conversation_goes_on_where_it_was_and_takes_one_place() -> None:
     engine = ToyEngine(policy(1, 1.0), max_parallel=2)
     text = SHARED

@@ -80,6 +80,11 @@ class HuggingFaceCache:
             slots=self._cells.limit,
         )
 
+    @property
+    def shareable(self) -> bool:
+        """See `Cache.shareable`."""
+        return True
+
     def share(self, other: HuggingFaceCache, length: int) -> bool:
         """See `Cache.share`. Keys and values are copied."""
         with torch.inference_mode():

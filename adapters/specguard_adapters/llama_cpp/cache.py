@@ -88,6 +88,11 @@ class LlamaCppCache:
         elif rollout is not latest:
             self._grounded = GroundedCells(rollout, self._max_candidates, self._context_length)
 
+    @property
+    def shareable(self) -> bool:
+        """See `Cache.shareable`. A context of its own is shared with nobody."""
+        return self._on_close is not None
+
     def share(self, other: LlamaCppCache, length: int) -> bool:
         """See `Cache.share`. Copies no keys and values."""
         if other.context is not self.context:
