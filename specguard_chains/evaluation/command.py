@@ -29,8 +29,9 @@ def command_of(settings: RunSettings, counts: Mapping[str, int]) -> str | None:
         counts: How many problems of each data set have been attempted.
     """
     for shared in _candidates(settings):
-        arms = ",".join(_wording(label, settings.arms, shared) for label in settings.arms)
-        if _means(settings, shared, arms):
+        arms = _listing(settings, shared)
+        read = _read(settings, shared, arms)
+        if read is not None and read.arms == settings.arms:
             flags = [*flags_of(shared), "--seed", str(settings.seed)]
             rest = _joined(["--decoders", arms]), _joined(flags)
             return "\n".join(
@@ -55,13 +56,34 @@ def _candidates(settings: RunSettings) -> Iterator[dict[str, Any]]:
     yield models | common
 
 
-def _wording(label: str, arms: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Any]) -> str:
-    """Return an arm as `--decoders` has it."""
+def _listing(settings: RunSettings, shared: Mapping[str, Any]) -> str:
+    """Return the arms as `--decoders` has them, by their labels alone where these say it all."""
+    arms = settings.arms
+    spelled = {label: _spelled(label, arms, shared) for label in arms}
+    words = {label: label if _is_wording(label, arms[label]) else spelled[label] for label in arms}
+    # An arm may be called as its decoder and have other settings than that has by default.
+    for controls in (False, True):  # which have the settings of what they control
+        read = _read(settings, shared, ",".join(words.values()))
+        for label, arm in arms.items():
+            if ("controls" in arm) == controls and (read is None or read.arms.get(label) != arm):
+                words[label] = spelled[label]
+    return ",".join(words.values())
+
+
+def _is_wording(label: str, arm: Mapping[str, Any]) -> bool:
+    """Whether a label may be what an arm was written as."""
+    return _name(arm) in (label, re.split(r":(?=\w+=)", label)[0])
+
+
+def _name(arm: Mapping[str, Any]) -> str:
+    decoder, controlled = arm.get("decoder", "specguard"), arm.get("controls")
+    return decoder if controlled is None else f"{decoder}@{controlled}"
+
+
+def _spelled(label: str, arms: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Any]) -> str:
+    """Return an arm with its label and the settings that are its own."""
     arm = arms[label]
     decoder, controlled = arm.get("decoder", "specguard"), arm.get("controls")
-    name = decoder if controlled is None else f"{decoder}@{controlled}"
-    if re.split(r":(?=\w+=)", label)[0] == name or label == name:
-        return label
     implied = dict(shared)
     if controlled is not None:
         implied[TEMPERATURE] = arms.get(controlled, {}).get(TEMPERATURE)
@@ -74,19 +96,18 @@ def _wording(label: str, arms: Mapping[str, Mapping[str, Any]], shared: Mapping[
         if option not in OF_ARMS
         for value in _each(values)
     ]
-    return f"{label}={name}{''.join(settings)}"
+    return f"{label}={_name(arm)}{''.join(settings)}"
 
 
-def _means(settings: RunSettings, shared: Mapping[str, Any], arms: str) -> bool:
-    """Whether arms and shared settings are read as those of the run."""
+def _read(settings: RunSettings, shared: Mapping[str, Any], arms: str) -> RunSettings | None:
+    """Return what a list of arms means; None if it means nothing, or other shared settings."""
     try:
         options = SpecGuardOptions(**shared, seed=settings.seed)
         read = RunSettings.of(options, parse_arms(arms, options), settings.data, settings.seed)
     except (SpecGuardError, ValueError):
-        return False
-    return read.arms == settings.arms and all(
-        getattr(read, name) == getattr(settings, name) for name in SHARED
-    )
+        return None
+    same = all(getattr(read, name) == getattr(settings, name) for name in SHARED)
+    return read if same else None
 
 
 def _begin(limit: int, counts: Mapping[str, int], only: Half) -> Iterator[str]:

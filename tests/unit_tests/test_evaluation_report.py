@@ -482,6 +482,25 @@ def test_the_command_means_the_same_settings(arms: str, shared: dict[str, Any]) 
     assert RunSettings.of(options, read, ["a", "b"], options.seed or 0).arms == run.arms
 
 
+@pytest.mark.parametrize(
+    ("arms", "written"),
+    [
+        ("target,rsd=rsd:patience=0,random@rsd", "target,rsd=rsd:patience=0,random@rsd"),
+        ("draft,rsd=rsd:patience=1,length@rsd", "draft,rsd=rsd:patience=1,length@rsd"),
+        ("target,specguard=specguard:threshold=0.9,oracle", None),
+        ("target,rsd:patience=0,specguard,oracle,length@specguard,draft", None),
+        ("target=target:temperature=0.5,draft", None),
+    ],
+)
+def test_a_label_may_be_that_of_a_decoder(arms: str, written: str | None) -> None:
+    options = SpecGuardOptions(seed=0, max_tokens=600)
+    run = RunSettings.of(options, parse_arms(arms, options), ["a"], 0)
+    command = command_of(run, {"a": 5})
+    assert command is not None
+    words = shlex.split(command.replace("\\\n", ""))
+    assert words[words.index("--decoders") + 1] == (written or arms)
+
+
 def test_data_sets_of_different_sizes_take_two_commands() -> None:
     options = SpecGuardOptions(seed=0, max_tokens=600)
     run = RunSettings.of(options, parse_arms("target,draft", options), ["a", "b"], 0)
