@@ -34,11 +34,11 @@ def text_of(steps: list[Step]) -> str:
 
 
 def ratio(ours: list[float], theirs: list[float]) -> str:
-    """Return a ratio of sums with its interval, as a text."""
+    """Return a ratio of sums with its interval, which few problems have not, as a text."""
     found = ratio_of_sums(ours, theirs)
     assert found is not None
-    low, high = found.interval or (float("nan"), float("nan"))
-    return f"{found.value:.3f} ({low:.3f} to {high:.3f})"
+    interval = "–" if found.interval is None else "{:.3f} to {:.3f}".format(*found.interval)
+    return f"{found.value:.3f} ({interval})"
 
 
 def parting(decoder: Decoder, request: Request, texts: tuple[str, str]) -> str:

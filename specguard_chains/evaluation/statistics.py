@@ -2,7 +2,8 @@
 
 Decoders are compared on the same problems, so a resample of the bootstrap draws problems, and with
 a problem all that belongs to it: both decoders' figures, or all of its steps. Intervals are
-percentile intervals. A figure that does not exist is None, never NaN.
+percentile intervals. Of few problems there are none: they would be the range of the data, no more.
+A figure that does not exist is None, never NaN.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ Floats = NDArray[np.float64]
 
 RESAMPLES = 10_000
 CLUSTER_RESAMPLES = 2_000
+FEWEST = 8
+"""So many problems have an interval by resampling."""
 _BLOCK = 1 << 21
 """Numbers held at a time while resampling."""
 
@@ -84,7 +87,7 @@ def ratio_of_sums(
 ) -> Estimate | None:
     """Return the ratio of two sums over the same problems, such as the seconds of two decoders.
 
-    None if the denominator is 0; without an interval if it is 0 in a resample.
+    None if the denominator is 0; without an interval if it is 0 in a resample, or of few problems.
     """
     a, b = _paired(numerator, denominator)
     if (a < 0).any() or (b < 0).any():
@@ -128,7 +131,8 @@ def auroc_estimate(
         resamples: How many; those whose labels are all the same say nothing and are left out.
         confidence: Of the interval.
 
-    None if all labels are the same; without an interval if 40 % of the resamples are left out.
+    None if all labels are the same; without an interval if 40 % of the resamples are left out, or
+    of few problems.
     """
     values, right = _paired(scores, labels)
     ranked = _Ranked(values, right > 0)
@@ -223,7 +227,7 @@ def _estimate(value: float, drawn: Sequence[Floats], n: int, confidence: float) 
     tail = (1 - _checked(confidence)) / 2
     values = np.concatenate(drawn)
     known = values[~np.isnan(values)]
-    if n < 2 or known.size < 0.6 * values.size:
+    if n < FEWEST or known.size < 0.6 * values.size:
         return Estimate(value, None)
     low, high = np.quantile(known, [tail, 1 - tail])
     return Estimate(value, (float(low), float(high)))

@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from specguard_chains.evaluation.figures import PARTS, Figures
-from specguard_chains.evaluation.wording import between, chance, number, percent, points, ratio
+from specguard_chains.evaluation.statistics import FEWEST
+from specguard_chains.evaluation.wording import (
+    NONE,
+    between,
+    chance,
+    number,
+    percent,
+    points,
+    ratio,
+)
 
 Rows = Mapping[str, Figures]
 """Figures by arm."""
@@ -30,6 +39,14 @@ class Table:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+
+def _time_ratio(row: Figures) -> str:
+    """Return the ratio and its interval, or what tells that there is none."""
+    if row["time_ratio"] is None:
+        return NONE
+    interval = between(row["time_ratio_interval"], ratio) or f"\n({NONE})"
+    return f"{ratio(row['time_ratio'])}{interval}"
 
 
 RESULTS = (
@@ -65,9 +82,9 @@ RESULTS = (
     Column(
         "time ratio",
         "Sum of the seconds over that of the target, over problems that both have answered within "
-        "half an hour, with a 95 % bootstrap interval over problems. Below 1 is faster than the "
-        "target.",
-        lambda row: f"{ratio(row['time_ratio'])}{between(row['time_ratio_interval'], ratio)}",
+        f"half an hour, with a 95 % bootstrap interval over problems if there are {FEWEST} or "
+        "more. Below 1 is faster than the target.",
+        _time_ratio,
     ),
     Column(
         "steps kept",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from specguard_chains.errors import EvaluationError
+from specguard_chains.evaluation import statistics
 from specguard_chains.evaluation.statistics import (
     Estimate,
     auroc,
@@ -138,7 +139,7 @@ class TestRatios:
         assert ratio_of_sums([1, 2], [0, 0]) is None
         assert ratio_of_sums([], []) is None
         assert ratio_of_sums([1, 2], [0, 4]) == Estimate(0.75, None)
-        assert ratio_of_sums([0, 0], [1, 4]) == Estimate(0.0, (0.0, 0.0))
+        assert ratio_of_sums([0] * 10, [1, 4] * 5) == Estimate(0.0, (0.0, 0.0))
 
     def test_negative_seconds_are_refused(self) -> None:
         with pytest.raises(EvaluationError, match="negative"):
@@ -187,14 +188,16 @@ class TestAuroc:
         assert auroc_estimate(range(len(labels)), labels, labels) is None
         assert auroc_difference(range(len(labels)), labels, labels, labels) is None
 
-    def test_a_resample_is_what_it_says(self) -> None:
+    def test_a_resample_is_what_it_says(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(statistics, "FEWEST", 2)
         # "a" alone is ordered rightly, "b" wrongly; both together are right in 3 of 4 pairs.
         scores, labels, problems = [1, 4, 2, 3], [0, 1, 1, 0], ["a", "a", "b", "b"]
         assert auroc_estimate(scores, labels, problems) == Estimate(0.75, (0.0, 1.0))
         inner = auroc_estimate(scores, labels, problems, confidence=0.4)
         assert inner == Estimate(0.75, (0.75, 0.75))
 
-    def test_resamples_of_one_class_are_left_out(self) -> None:
+    def test_resamples_of_one_class_are_left_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(statistics, "FEWEST", 2)
         found = auroc_estimate([1, 2, 3, 3], [0, 0, 1, 1], ["a", "a", "b", "c"])
         assert found == Estimate(1.0, (1.0, 1.0))
         half_of_them = auroc_estimate([1, 2, 3, 4], [0, 1, 1, 1], ["a", "b", "b", "b"])
@@ -277,8 +280,14 @@ class TestInput:
         assert ratio_of_sums(one, other, seed=4) == ratio_of_sums(one, other, seed=4)
         assert ratio_of_sums(one, other, seed=4) != ratio_of_sums(one, other, seed=5)
 
-    def test_one_problem_has_no_interval(self) -> None:
-        assert ratio_of_sums([3.0], [2.0]) == Estimate(1.5, None)
+    @pytest.mark.parametrize("n", [1, 2, 7, 8])
+    def test_few_problems_have_no_interval(self, n: int) -> None:
+        """It would be the range of the data, however far off the truth that is."""
+        found = ratio_of_sums([1.0, *[2.0] * (n - 1)], [1.0] * n)
+        area = auroc_estimate([0, 1] * n, [0, 1] * n, [i // 2 for i in range(2 * n)])
+        for estimate in (found, area):
+            assert estimate is not None
+            assert (estimate.interval is None) == (n < 8)
 
     @pytest.mark.parametrize("bad", [{"confidence": 1.0}, {"confidence": 0.0}, {"resamples": 0}])
     def test_settings_are_checked(self, bad: dict[str, float]) -> None:

@@ -58,10 +58,20 @@ def test_time_beside_the_target(folder: Path) -> None:
     assert ours["seconds"] == 6
     assert ours["ms_per_token"] == 200
     assert ours["time_ratio"] == pytest.approx(24 / 46, rel=1e-5)
-    low, high = ours["time_ratio_interval"]
-    assert 6 / 13 < low < 24 / 46 < high < 6 / 10
+    assert ours["time_ratio_interval"] is None  # of four problems
     parts = {"draft": 2.25, "verify": 1.25, "select": 0, "target": 2, "other": 0.5}
     assert ours["seconds_by"] == parts
+
+
+def test_the_interval_of_a_time_ratio(tmp_path: Path) -> None:
+    lines = [
+        result(i, arm, seconds=seconds)
+        for i in range(8)
+        for arm, seconds in (("target", 10.0 + i), ("ours", 6.0))
+    ]
+    ours = rows(write(tmp_path, settings(ARMS), lines))["ours"]
+    low, high = ours["time_ratio_interval"]
+    assert 6 / 17 < low < 48 / 108 < high < 6 / 10
 
 
 def test_the_target_is_its_own_measure(folder: Path) -> None:
