@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from specguard_chains.evaluation.figures import Figures
+from specguard_chains.evaluation.figures import Figures, timed_apart
 from specguard_chains.evaluation.judging import by_fallback
 from specguard_chains.evaluation.settings import RunSettings
 from specguard_chains.evaluation.statistics import wilson_interval
@@ -30,7 +30,8 @@ def caveats(run: Run, figures: Figures) -> list[str]:
             _failures(run, figures),
             _machines(run.settings),
             _sources(run.settings),
-            _always(),
+            _turns(run),
+            _memory(),
         )
     )
 
@@ -176,11 +177,28 @@ def _sources(settings: RunSettings) -> Iterator[str]:
         )
 
 
-def _always() -> Iterator[str]:
-    yield (
+def _turns(run: Run) -> Iterator[str]:
+    turns = (
         "The arms took turns on each problem, so that other work on the machine has hit all of "
-        "them, if not all alike."
+        "them, if not all alike"
     )
+    by_arm = run.by_arm()
+    beside = run.target or run.arms[0]
+    apart = []
+    for arm, own in by_arm.items():
+        times, answered = timed_apart(own, by_arm[beside])
+        if times:
+            apart.append(f"{arm} on {times} of {answered} problems")
+    if not apart:
+        yield f"{turns}."
+        return
+    yield (
+        f"{turns}, but not always: apart from {beside} was {listed(apart)}, when the machine may "
+        "have been faster or slower. These are in no time ratio, but in the seconds a problem."
+    )
+
+
+def _memory() -> Iterator[str]:
     yield (
         "Memory is that of the process, which holds the models of all arms; what one arm needs by "
         "itself is less."

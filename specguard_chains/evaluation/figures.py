@@ -73,6 +73,12 @@ def control_figures(control: Results, label: str, controlled: Results) -> Figure
     }
 
 
+def timed_apart(results: Results, other: Results) -> tuple[int, int]:
+    """Return on how many problems two arms were not timed in turns, and how many both answered."""
+    pairs = _answered(results, other)
+    return sum(not _in_turns(*pair) for pair in pairs), len(pairs)
+
+
 def judged_steps(results: Collection[Result]) -> list[StepResult]:
     """Return the steps that the decoder has verified."""
     return [step for result in results for step in result.steps if step.judged]
@@ -131,11 +137,7 @@ def _time(results: Sequence[Result]) -> Figures:
 
 
 def _time_ratio(results: Results, target: Results | None) -> Figures:
-    pairs = [
-        (own, theirs)
-        for own, theirs in _pairs(results, target or {})
-        if own.error is None and theirs.error is None and _in_turns(own, theirs)
-    ]
+    pairs = [pair for pair in _answered(results, target or {}) if _in_turns(*pair)]
     ratio = ratio_of_sums(
         [own.seconds for own, _ in pairs],
         [theirs.seconds for _, theirs in pairs],
@@ -181,6 +183,11 @@ def _seconds(result: Result, part: str) -> float:
 def _pairs(one: Results, other: Results) -> Pairs:
     """Return both results of each problem that both have attempted."""
     return [(result, other[key]) for key, result in one.items() if key in other]
+
+
+def _answered(one: Results, other: Results) -> Pairs:
+    """Return both results of each problem that both have answered."""
+    return [(a, b) for a, b in _pairs(one, other) if a.error is None and b.error is None]
 
 
 def _rights(pairs: Pairs) -> tuple[list[bool], list[bool]]:

@@ -434,6 +434,24 @@ def test_what_the_figures_of_all_data_sets_are_over_is_told(tmp_path: Path) -> N
     assert "all data sets are over" not in caveats_of(tmp_path / "alike", alike, data)
 
 
+def test_arms_that_took_no_turns_are_told_of(tmp_path: Path) -> None:
+    def started(hours: dict[str, float]) -> list[dict[str, Any]]:
+        return [line | {"started": 3600 * hours.get(line["arm"], 0)} for line in four_problems()]
+
+    told = caveats_of(tmp_path / "turns", started({"ours": 0.4}), ("toy",))
+    assert "has hit all of them, if not all alike." in told
+    more = [line | {"data": "more"} for line in started({})]
+    lines = [*started({"ours": 24, "draft": 1}), *more]
+    told = caveats_of(tmp_path / "apart", lines, ("toy", "more"))
+    assert (
+        "but not always: apart from target was draft on 4 of 8 problems and ours on 4 of 8 "
+        "problems, when" in told
+    )
+    alone = [line for line in lines if line["arm"] != "target"]
+    told = caveats_of(tmp_path / "alone", alone, ("toy", "more"))
+    assert "apart from draft was ours on 4 of 8 problems and random@ours on 4 of 8" in told
+
+
 def test_controls_are_to_match_on_each_data_set(tmp_path: Path) -> None:
     def lines(data: str, ours: int, random: int) -> list[dict[str, Any]]:
         return [

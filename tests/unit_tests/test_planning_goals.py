@@ -189,6 +189,18 @@ def test_an_arm_without_any_answer_is_left_out(tmp_path: Path) -> None:
     assert compared.notes == ("high: every attempt ended in an error (out of memory); left out.",)
 
 
+def test_times_of_another_day_are_told_of(tmp_path: Path) -> None:
+    recorded = [
+        lines("target", 2, [], 10.0, started=0.0),
+        lines("low", 2, [], 9.0, started=60.0),
+        [*lines("high", 1, [], 7.0, started=60.0), result(1, "high", started=86_400.0)],
+    ]
+    (note,) = compare(run(tmp_path, *recorded)).notes
+    assert note.startswith("high was timed apart from target on 1 of 2 problems: the machine may")
+    (note,) = compare(run(tmp_path, *recorded[1:])).notes
+    assert note.startswith("high was timed apart from low on 1 of 2 problems")
+
+
 def test_no_problem_in_common_is_an_error(tmp_path: Path) -> None:
     apart = [[result(0, "target")], [result(1, "high")]]
     with pytest.raises(EvaluationError, match="target has 1 and high has 1"):
