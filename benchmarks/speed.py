@@ -2,6 +2,7 @@
 
     python benchmarks/speed.py --data gsm8k.jsonl --limit 30 [--threshold 0.7] [--skip 100]
                                [--verify-with draft] [--confidence-weight 0.3]
+                               [--variants plain,both,target]
 
 The first variant, plain, drafts every step to its end and has the target write every rejected one
 from scratch. The exact savings change no text: where one differs, the benchmark prints how far
@@ -38,9 +39,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "both, patience 1": BOTH | {"patience": 1},
     "both, patience 2": BOTH | {"patience": 2},
     "both, hand back 8": BOTH | {"hand_back": 8},
+    "both, speculating": BOTH | {"speculate_rewrites": True},
     "target": {"decoder": "target"},
 }
-EXACT = ("early rejection", "salvage", "both")
+EXACT = ("early rejection", "salvage", "both", "both, speculating")
 
 
 def main() -> None:
@@ -52,6 +54,7 @@ def main() -> None:
     parser.add_argument("--threshold", type=float, default=SpecGuardOptions().score_threshold())
     parser.add_argument("--confidence-weight", type=float)
     parser.add_argument("--verify-with", choices=get_args(VerifyWith))
+    parser.add_argument("--variants", help="of which plain is one; by default all")
     parser.add_argument("--pair", default=SpecGuardOptions().pair)
     parser.add_argument("--draft")
     parser.add_argument("--target")
@@ -69,12 +72,18 @@ def main() -> None:
     for name in ("confidence_weight", "verify_with"):
         if (value := getattr(arguments, name)) is not None:
             common[name] = value
+    wanted = ["plain", *(arguments.variants or ",".join(VARIANTS)).split(",")]
+    if unknown := set(wanted) - set(VARIANTS):
+        parser.error(f"no variants: {', '.join(sorted(unknown))}; known: {', '.join(VARIANTS)}")
     decoders = {
-        name: assemble(SpecGuardOptions(**(common | changed))) for name, changed in VARIANTS.items()
+        name: assemble(SpecGuardOptions(**(common | changed)))
+        for name, changed in VARIANTS.items()
+        if name in wanted
     }
+    exact = [name for name in EXACT if name in decoders]
     seconds: dict[str, list[float]] = {name: [] for name in decoders}
     steps: dict[str, list[Any]] = {name: [] for name in decoders}
-    differing = dict.fromkeys(EXACT, 0)
+    differing = dict.fromkeys(exact, 0)
     problems = load_problems(str(arguments.data), limit=arguments.limit, skip=arguments.skip)
     for turn, problem in enumerate(problems):
         request = Request(
@@ -90,7 +99,7 @@ def main() -> None:
             steps[name] += answer
             texts[name] = text_of(answer)
         print(f"{problem.id}: " + ", ".join(f"{n} {seconds[n][-1]:.1f} s" for n in names))
-        for name in EXACT:
+        for name in exact:
             if texts[name] != texts["plain"]:
                 differing[name] += 1
                 pair = texts["plain"], texts[name]
@@ -100,8 +109,9 @@ def main() -> None:
     print(f"{'':18} seconds   to plain                 to target                texts  metrics")
     for name in decoders:
         row = Metrics.of(steps[name])
-        ratios = "   ".join(ratio(seconds[name], seconds[other]) for other in ("plain", "target"))
-        same = f"{len(problems) - differing[name]} equal" if name in EXACT else ""
+        others = [other for other in ("plain", "target") if other in decoders]
+        ratios = "   ".join(ratio(seconds[name], seconds[other]) for other in others)
+        same = f"{len(problems) - differing[name]} equal" if name in exact else ""
         rate = "" if row.acceptance_rate is None else f"{row.acceptance_rate:.0%} accepted, "
         print(
             f"{name:18} {np.median(seconds[name]):7.2f}   {ratios}   {same:9} {rate}"
