@@ -29,6 +29,8 @@ from specguard_chains.evaluation.problems import load_problems
 from specguard_chains.metrics import Metrics
 from specguard_chains.options import SpecGuardOptions
 
+SPECULATING = "both, speculating"
+"""Proposed tokens have no grounding, so that it does not go together with it."""
 OFF = {"early_rejection": False, "salvage": False, "patience": 0}
 BOTH = OFF | {"early_rejection": True, "salvage": True}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -39,10 +41,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "both, patience 1": BOTH | {"patience": 1},
     "both, patience 2": BOTH | {"patience": 2},
     "both, hand back 8": BOTH | {"hand_back": 8},
-    "both, speculating": BOTH | {"speculate_rewrites": True},
+    SPECULATING: BOTH | {"speculate_rewrites": True},
     "target": {"decoder": "target"},
 }
-EXACT = ("early rejection", "salvage", "both", "both, speculating")
+EXACT = ("early rejection", "salvage", "both", SPECULATING)
 
 
 def main() -> None:
@@ -72,7 +74,9 @@ def main() -> None:
     for name in ("confidence_weight", "verify_with"):
         if (value := getattr(arguments, name)) is not None:
             common[name] = value
-    wanted = ["plain", *(arguments.variants or ",".join(VARIANTS)).split(",")]
+    grounded = (arguments.confidence_weight or 1.0) < 1
+    usual = [name for name in VARIANTS if not (grounded and name == SPECULATING)]
+    wanted = ["plain", *(arguments.variants.split(",") if arguments.variants else usual)]
     if unknown := set(wanted) - set(VARIANTS):
         parser.error(f"no variants: {', '.join(sorted(unknown))}; known: {', '.join(VARIANTS)}")
     decoders = {
