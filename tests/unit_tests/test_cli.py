@@ -80,7 +80,9 @@ class Watched:
 def _decoder(options: SpecGuardOptions) -> Decoder:
     if options.decoder == "target":
         return SoloDecoder(TARGET, Source.TARGET)
-    verifier = EnsembleVerifier(CALIBRATION, confidence_weight=1, threshold=options.score_threshold())
+    verifier = EnsembleVerifier(
+        CALIBRATION, confidence_weight=1, threshold=options.score_threshold()
+    )
     return SpecGuardDecoder(DRAFT, TARGET, verifier, num_candidates=2)
 
 
