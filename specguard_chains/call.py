@@ -27,8 +27,6 @@ from specguard_chains.errors import ConfigurationError, DecodingCancelled, Decod
 from specguard_chains.hooks import NO_HOOKS, Hooks
 from specguard_chains.metrics import Metrics
 from specguard_chains.options import SpecGuardOptions
-from specguard_chains.parameters import checked_names as checked_names  # also found here
-from specguard_chains.parameters import typed_errors as typed_errors
 
 OF_THE_REQUEST = frozenset(
     {

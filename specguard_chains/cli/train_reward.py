@@ -181,9 +181,9 @@ def _report(trained: Trained, path: Path) -> None:
     )
     for name, estimate in (("step", trained.by_step), ("solution", trained.by_solution)):
         if estimate is not None:
-            low, high = estimate.interval or (float("nan"), float("nan"))
+            interval = "{:.3f} to {:.3f}".format(*estimate.interval) if estimate.interval else "–"
             OUT.print(
-                f"AUROC by {name:8} {estimate.value:.3f} ({low:.3f} to {high:.3f}), on problems "
-                "that were not trained on"
+                f"AUROC by {name:8} {estimate.value:.3f} ({interval}), on problems that were not "
+                "trained on"
             )
     OUT.print(f"written to {path}", soft_wrap=True)

@@ -17,13 +17,13 @@ from types import MappingProxyType
 from typing import Any, get_args, get_origin
 
 from specguard_chains.assembly import assemble
-from specguard_chains.call import checked_names, typed_errors
 from specguard_chains.decoding.decoder import Decoder, Request
 from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.errors import ConfigurationError, EvaluationError
 from specguard_chains.evaluation.checking import AnswerChecker
 from specguard_chains.evaluation.problems import Problem, prompt_for
 from specguard_chains.options import DecoderName, SpecGuardOptions
+from specguard_chains.parameters import checked_names, typed_errors
 
 ORACLE = "oracle"
 RANDOM, LENGTH = "random", "length"

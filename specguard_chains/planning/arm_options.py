@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from shlex import join
 from typing import Any
 
-from specguard_chains.call import checked_names, typed_errors
 from specguard_chains.errors import ConfigurationError, EvaluationError
 from specguard_chains.evaluation.command import flags_of
 from specguard_chains.evaluation.settings import SHARED, UNRECORDED, RunSettings
 from specguard_chains.options import SpecGuardOptions
+from specguard_chains.parameters import checked_names, typed_errors
 
 
 def options_of(settings: RunSettings, arm: str) -> dict[str, Any]:
