@@ -242,7 +242,7 @@ def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "n_threads": arguments.threads,
         "seed": 1,
     }
-    for name in ("confidence_weight", "verify_with", "patience"):
+    for name in ("confidence_weight", "threshold", "verify_with", "patience"):
         if (value := getattr(arguments, name)) is not None:
             shared[name] = value
     return shared
@@ -294,6 +294,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--max-tokens", type=int, default=300)
     parser.add_argument("--confidence-weight", type=float)
+    parser.add_argument("--threshold", type=float)
     parser.add_argument("--verify-with", choices=["draft", "target"])
     parser.add_argument("--patience", type=int)
     parser.add_argument("--threads", type=int)

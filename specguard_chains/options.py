@@ -51,6 +51,16 @@ MAX_SPECULATIVE_TOKENS = 31
 """With the token before them they are one pass: llama.cpp has room for 32 rows of logits."""
 
 
+def usual_threshold(method: str) -> float:
+    """Return the score from which a method keeps drafted steps, unless another one is given."""
+    return THRESHOLD if method in SPECGUARD else PAPERS_THRESHOLD
+
+
+def usual_patience(method: str, hand_back: int | None) -> int:
+    """Return how many rejections stop a method's drafting, unless another number is given."""
+    return PATIENCE if method in SPECGUARD and hand_back is None else 0
+
+
 def drafts_one_first(
     candidates: int, doubt_margin: float | None, target_confidence: float | None
 ) -> bool:
@@ -228,12 +238,11 @@ class SpecGuardOptions(BaseModel):
 
     def score_threshold(self) -> float:
         """Return the score from which a drafted step is kept."""
-        usual = THRESHOLD if self.method in SPECGUARD else PAPERS_THRESHOLD
-        return usual if self.threshold is None else self.threshold
+        return usual_threshold(self.method) if self.threshold is None else self.threshold
 
     def pacing(self) -> Patience | None:
         """Return when the target goes on without a draft; None is never."""
-        usual = PATIENCE if self.method in SPECGUARD and self.hand_back is None else 0
+        usual = usual_patience(self.method, self.hand_back)
         rejections = usual if self.patience is None else self.patience
         return Patience(rejections, self.pause_steps) if rejections else None
 

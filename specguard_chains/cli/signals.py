@@ -19,7 +19,7 @@ from specguard_chains.cli.settings import takes_options
 from specguard_chains.cli.streams import ERR, OUT
 from specguard_chains.cli.training_problems import training_problems
 from specguard_chains.console import fetch_progress
-from specguard_chains.decoding.calibration import Bounds
+from specguard_chains.decoding.calibration import FALLBACK, Bounds
 from specguard_chains.decoding.engine import Engine
 from specguard_chains.decoding.grounding import GroundingForm, GroundingSpec
 from specguard_chains.decoding.rewards import ValueHead
@@ -88,7 +88,8 @@ def signals(
     steps = labelled(recordings, read, by_key)
     rows = table(steps, signal_report.combinations(steps))
     answers = signal_report.whole_answers(recordings, read, by_key)
-    kept = threshold_table(steps, "target.confidence_min", _bounds(options))
+    bounds = _bounds(options)
+    kept = [] if bounds is None else threshold_table(steps, "target.confidence_min", bounds)
     signal_report.write(out, rows, steps, answers, recordings, kept)
     _print(rows)
     ERR.print(f"the table is in {out}: signals.md, signals.json", soft_wrap=True)
@@ -106,11 +107,12 @@ def _head(options: SpecGuardOptions) -> ValueHead | None:
     return head if isinstance(head, ValueHead) else None
 
 
-def _bounds(options: SpecGuardOptions) -> Bounds:
-    """Return the bounds of the target's confidence on this pair."""
+def _bounds(options: SpecGuardOptions) -> Bounds | None:
+    """Return the bounds of the target's confidence on this pair, None if they are not known."""
     models = (model_of(options, source) for source in Source)
     draft, target = (m.name if isinstance(m, Engine) else name_of(m) for m in models)
-    return calibrations.find(draft, target, "target", None, GroundingSpec()).confidence
+    found = calibrations.find(draft, target, "target", None, GroundingSpec())
+    return None if found.source == FALLBACK.source else found.confidence
 
 
 def _files(

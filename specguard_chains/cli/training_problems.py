@@ -30,7 +30,10 @@ def training_problems(
     sets: dict[str, list[tuple[Problem, int]]] = {}
     for source in data:
         if (name := data_name(source)) in sets:
-            raise UsageError(f"--data {source}: there is another one called {name}; rename it")
+            raise UsageError(
+                f"--data {source}: there is another one called {name}; give it once, or rename the "
+                "file"
+            )
         problems = load_problems(source, limit=limit, skip=skip, seed=seed)
         sets[name] = list(zip(problems, count(skip)))
     turns = [each for turn in zip_longest(*sets.values()) for each in turn if each is not None]

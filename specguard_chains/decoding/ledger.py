@@ -61,10 +61,8 @@ class Ledger:
             within = sum(self._seconds.values()) - before
             self._seconds[what] += perf_counter() - start - within
 
-    def count(
-        self, source: Source, what: Literal["kept", "written", "guessed", "passes"], n: int
-    ) -> None:
-        """Book tokens that no session counts, or passes over drafted ones."""
+    def count(self, source: Source, what: Literal["kept", "passes"], n: int) -> None:
+        """Book drafted tokens that were kept, or passes over drafted tokens."""
         self._tokens[source, what] += n
 
     def settle(self) -> tuple[StepTokens, StepSeconds]:

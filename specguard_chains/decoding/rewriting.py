@@ -15,6 +15,7 @@ from specguard_chains.decoding.verification import Verifier
 from specguard_chains.errors import ConfigurationError
 
 Proposer = Literal["draft", "prompt"]
+REMEDY = "leave out speculate_rewrites"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,11 @@ class SpeculativeRewriting:
                 f"{draft.name} is draft and target, so that nothing of its text is written anew; "
                 "leave out speculate_rewrites"
             )
-        check_speculation(target, self.speculation)
+        check_speculation(target, self.speculation, REMEDY)
         if self.proposer == "prompt":
             return
-        check_speculation(draft, self.speculation)
-        check_vocabulary(draft, target, "leave out speculate_rewrites")
+        check_speculation(draft, self.speculation, REMEDY)
+        check_vocabulary(draft, target, REMEDY)
 
     def writer(self, draft: Session, target: Session, ledger: Ledger) -> SpeculativeSession:
         """Return what the target writes with; all that it computes is booked in the ledger."""

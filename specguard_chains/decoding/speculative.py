@@ -33,7 +33,11 @@ class SpeculativeDecoder:
     def __post_init__(self) -> None:
         """Validate."""
         for engine in self.engines:
-            check_speculation(engine, self.speculation)
+            check_speculation(
+                engine,
+                self.speculation,
+                "take an engine that runs in this process, without logits processors",
+            )
         if self.draft is None and prod(self.speculation.widths) > 1:
             raise ConfigurationError(
                 f"what is copied from the prompt is a chain, not a tree of widths "
@@ -99,13 +103,12 @@ def check_vocabulary(draft: Engine, target: Engine, remedy: str) -> None:
         )
 
 
-def check_speculation(engine: Engine, speculation: Speculation) -> None:
+def check_speculation(engine: Engine, speculation: Speculation, remedy: str) -> None:
     """Refuse an engine that has no logits, or no room for the draft's trees."""
     has, leaves = engine.capabilities, prod(speculation.widths)
     if not has.logits:
         raise ConfigurationError(
-            f"speculative decoding needs logits, which {engine.name} does not give; take an engine "
-            "that runs in this process, without logits processors"
+            f"speculative decoding needs logits, which {engine.name} does not give; {remedy}"
         )
     if leaves > has.max_candidates:
         raise ConfigurationError(

@@ -107,13 +107,10 @@ class SpeculativeSession:
             )
         distinct = 1 if sampling.greedy else n
         tokens = self._target.tokens_of(guess)[: boundary.max_tokens] if guess else ()
-        candidates = [
-            self.write(
-                *(boundary, sampling, likeliest if sampling.greedy else chooser(rng)),
-                *(watch, tokens),
-            )
-            for rng in generators(seed, distinct)
-        ]
+        candidates = []
+        for rng in generators(seed, distinct):
+            choose = likeliest if sampling.greedy else chooser(rng)
+            candidates.append(self.write(boundary, sampling, choose, watch, tokens))
         return candidates if distinct == n else candidates * n
 
     def write(
@@ -140,6 +137,9 @@ class SpeculativeSession:
             if watch is not None and not watch(min(step.logprobs), None):
                 step.ending = Ending.REJECTED_EARLY
         candidate = step.candidate()
+        if self._rewrites:  # the target's own tokens, of which these were proposed to it
+            self.counters.written += kept
+            self.counters.guessed += kept
         self._ahead = _Ahead(candidate, depth, kept)
         return candidate
 
@@ -159,7 +159,8 @@ class SpeculativeSession:
         """See `Session.accept`."""
         if self._ahead is not None and self._holds(candidate):
             self._depth = self._ahead.depth
-            self._book_kept(self._ahead.kept)
+            if not self._rewrites:
+                self._ledger.count(Source.DRAFT, "kept", self._ahead.kept)
         elif self.fits(candidate):
             self._draft.accept(candidate)
             self._target.accept(candidate)
@@ -182,13 +183,6 @@ class SpeculativeSession:
         """See `Session.close`."""
         self._draft.close()
         self._target.close()
-
-    def _book_kept(self, n: int) -> None:
-        if self._rewrites:  # the target's own tokens, of which the draft had these right
-            self._ledger.count(Source.TARGET, "written", n)
-            self._ledger.count(Source.TARGET, "guessed", n)
-        else:
-            self._ledger.count(Source.DRAFT, "kept", n)
 
     def _guessed(self, guess: Sequence[int], written: Sequence[int], most: int) -> Block | None:
         """Return the next tokens of a guess that the step has followed so far, if there are any."""

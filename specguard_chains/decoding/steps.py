@@ -65,7 +65,7 @@ class Judgement:
     rejected_early: bool = False
     """Drafting stopped, as no candidate could pass any more; the figures are upper bounds."""
     critical: bool = False
-    """The step was the target's to write, whatever the draft proposed."""
+    """The step was the target's to write: it was not drafted, or would have been accepted."""
     paused: bool = False
     """Nothing was drafted: too many of the steps before were rejected."""
     doubtful: bool = False
@@ -150,7 +150,7 @@ class Step:
     """Tokens that the step has in the answer."""
     phase: Phase = Phase.REASONING
     critical: bool = False
-    """It was the target's to write, whatever the draft proposed."""
+    """It was the target's to write: it was not drafted, or would have been accepted."""
     paused: bool = False
     """Nothing was drafted, as too many of the steps before were rejected."""
     target_confidence: float | None = None

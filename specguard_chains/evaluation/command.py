@@ -28,6 +28,7 @@ def command_of(settings: RunSettings, counts: Mapping[str, int]) -> str | None:
         settings: Of the run.
         counts: How many problems of each data set have been attempted.
     """
+    settings = settings.told_today()
     for shared in _candidates(settings):
         arms = _listing(settings, shared)
         read = _read(settings, shared, arms)
@@ -107,7 +108,7 @@ def _read(settings: RunSettings, shared: Mapping[str, Any], arms: str) -> RunSet
     except (SpecGuardError, ValueError):
         return None
     same = all(getattr(read, name) == getattr(settings, name) for name in SHARED)
-    return read if same else None
+    return read.told_today() if same else None
 
 
 def _begin(limit: int, counts: Mapping[str, int], only: Half) -> Iterator[str]:

@@ -123,9 +123,9 @@ def _facts(run: Run, counts: dict[str, int]) -> Iterator[tuple[str, str]]:
 
 def _arms(run: Run) -> Table:
     """Return the settings of the arms."""
-    rows = []
+    rows, settings = [], run.settings.told_today()
     for arm in run.arms:
-        own = dict(run.settings.arms.get(arm, {}))
+        own = dict(settings.arms.get(arm, {}))
         decoder, controlled = own.pop("decoder", run.decoder(arm)), own.pop("controls", None)
         if controlled is not None:
             decoder = f"{decoder}, matched to {controlled}"

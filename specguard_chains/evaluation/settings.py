@@ -18,7 +18,7 @@ from specguard_chains.evaluation.arms import ORACLE, Arm
 from specguard_chains.evaluation.invocation import Invocation
 from specguard_chains.evaluation.judging import JudgedBy
 from specguard_chains.evaluation.problems import Half
-from specguard_chains.options import SpecGuardOptions
+from specguard_chains.options import SPECGUARD, SpecGuardOptions, usual_patience, usual_threshold
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,12 @@ UNRECORDED = frozenset(
     }
 )
 """Options that results do not depend on, or that are not an arm's own."""
+
+BY_METHOD = {
+    "threshold": (*SPECGUARD, "rsd", "specreason"),
+    "patience": (*SPECGUARD, ORACLE, "rsd", "specreason", "selector", "random", "length"),
+}
+"""Options whose default depends on the method, and the methods that they mean something to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +86,7 @@ class RunSettings:
             arguments: Of the process, its own name first; None if no command line began the run.
         """
         shared = {name: _plain(getattr(options, name)) for name in SHARED}
-        defaults = {
-            name: _plain(option.default)
-            for name, option in SpecGuardOptions.model_fields.items()
-            if name not in UNRECORDED and name not in SHARED
-        }
+        defaults = _defaults()
         invocation = Invocation.here(arguments)
         return cls(
             version=invocation.version,
@@ -154,11 +156,12 @@ class RunSettings:
                     "compare seconds",
                     *(folder, name, old, new),
                 )
+        defaults = more.defaults | self.defaults
         return replace(
             self,
             data=tuple(dict.fromkeys((*self.data, *more.data))),
-            arms=self.arms | more.arms,
-            defaults=more.defaults | self.defaults,
+            arms=more._arms_beside(defaults) | self.arms,
+            defaults=defaults,
             invocations=tuple(dict.fromkeys((*self.invocations, *more.invocations))),
         )
 
@@ -202,9 +205,56 @@ class RunSettings:
                 if old != new:
                     yield f"{name} of arm {label!r} is {new!r}, there {old!r}"
 
+    def told_today(self) -> RunSettings:
+        """Return the same settings beside the defaults that the options have now."""
+        usual = _defaults()
+        return replace(self, arms=self._arms_beside(usual), defaults=self.defaults | usual)
+
+    def _arms_beside(self, usual: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return for each arm what differs from other defaults than its own."""
+
+        def settings(label: str) -> dict[str, Any]:
+            every = self.defaults | self.arms[label]
+            found = {n: v for n, v in every.items() if n not in usual or v != usual[n]}
+            own = {n: v for n, v in found.items() if n in usual or n in self.arms[label]}
+            for name in BY_METHOD:  # told only where the method would have another one by itself
+                less = {n: v for n, v in own.items() if n != name}
+                if _in_force(dict(usual) | less)[name] == _in_force(dict(usual) | own)[name]:
+                    own = less
+            return own
+
+        return {label: settings(label) for label in self.arms}
+
     def _every_setting(self, label: str) -> dict[str, Any]:
         """Return the options of an arm by name, defaults included."""
-        return self.defaults | {name: getattr(self, name) for name in SHARED} | self.arms[label]
+        every = self.defaults | {name: getattr(self, name) for name in SHARED} | self.arms[label]
+        return every | _in_force(every)
+
+
+def _defaults() -> dict[str, Any]:
+    """Return the defaults of the options that are an arm's own."""
+    return {
+        name: _plain(option.default)
+        for name, option in SpecGuardOptions.model_fields.items()
+        if name not in UNRECORDED and name not in SHARED
+    }
+
+
+def _in_force(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an arm's options of `BY_METHOD`, None where they mean nothing to it."""
+    method = str(options.get("decoder")).removesuffix("-majority")
+    usual = {
+        "threshold": usual_threshold(method),
+        "patience": usual_patience(method.replace(ORACLE, SPECGUARD[0]), options.get("hand_back")),
+    }
+    return {
+        name: None if method not in methods else _or(options.get(name), usual[name])
+        for name, methods in BY_METHOD.items()
+    }
+
+
+def _or(value: Any, usual: Any) -> Any:
+    return usual if value is None else value
 
 
 def _earlier(plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -208,3 +208,12 @@ def test_sampling_is_the_same_for_all() -> None:
     for name in NAMES:
         sampling = SpecGuardOptions(decoder=name, temperature=0.3).sampling()
         assert sampling == Sampling(temperature=0.0 if name == "specguard-greedy" else 0.3)
+
+
+def test_thresholds_are_our_own_and_the_papers() -> None:
+    assert SpecGuardOptions(decoder="specguard").score_threshold() == 0.8
+    assert SpecGuardOptions(decoder="specguard-greedy").score_threshold() == 0.8
+    assert SpecGuardOptions(decoder="rsd").score_threshold() == 0.7
+    assert SpecGuardOptions(decoder="rsd-majority").score_threshold() == 0.7
+    assert SpecGuardOptions(decoder="specreason").score_threshold() == 0.7
+    assert SpecGuardOptions(threshold=0.0).score_threshold() == 0.0

@@ -503,10 +503,11 @@ def test_the_command_means_the_same_settings(arms: str, shared: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("arms", "written"),
     [
-        ("target,rsd=rsd:patience=0,random@rsd", "target,rsd=rsd:patience=0,random@rsd"),
+        ("target,rsd=rsd:patience=2,random@rsd", "target,rsd=rsd:patience=2,random@rsd"),
+        ("target,rsd=rsd:patience=0,random@rsd", "target,rsd,random@rsd"),  # it is the usual one
         ("draft,rsd=rsd:patience=1,length@rsd", "draft,rsd=rsd:patience=1,length@rsd"),
         ("target,specguard=specguard:threshold=0.9,oracle", None),
-        ("target,rsd:patience=0,specguard,oracle,length@specguard,draft", None),
+        ("target,rsd:patience=3,specguard,oracle,length@specguard,draft", None),
         ("target=target:temperature=0.5,draft", None),
     ],
 )

@@ -467,6 +467,33 @@ def test_a_default_that_has_changed_since_is_a_difference(tmp_path: Path) -> Non
     run(tmp_path, 1, given=options(num_candidates=3))
 
 
+def begun_earlier(folder: Path, **defaults: Any) -> RunSettings:
+    """Let a run's arms have had other defaults."""
+    path = folder / "settings.json"
+    told = json.loads(path.read_text())
+    told["defaults"] |= defaults
+    path.write_text(json.dumps(told))
+    return RunSettings.load(path)
+
+
+def test_an_arm_that_joins_an_older_run_keeps_its_own_settings(tmp_path: Path) -> None:
+    """Beside a threshold of 0.7, which was the default, one of today's is no default."""
+    given = options(threshold=None)
+    run(tmp_path, 1, "target,ours=specguard-greedy", given=given)
+    begun_earlier(tmp_path, threshold=0.7)
+    for _ in range(2):  # the second time nothing differs
+        run(tmp_path, 1, "target,new=specguard-greedy", given=given)
+    told = RunSettings.load(tmp_path / "settings.json")
+    assert told.defaults["threshold"] == 0.7
+    assert told.arms["new"]["threshold"] is None
+    assert "threshold" not in told.arms["ours"] | told.arms["target"]
+    with pytest.raises(EvaluationError, match=r"threshold of arm 'ours' is 0\.8, there 0\.7"):
+        run(tmp_path, 1, "ours=specguard-greedy", given=given)
+    today = told.told_today().arms
+    assert today["ours"]["threshold"] == 0.7
+    assert "threshold" not in today["new"] | today["target"]
+
+
 def test_another_version_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(tmp_path, 1)
     path = tmp_path / "settings.json"

@@ -11,7 +11,7 @@ import pytest
 
 from specguard_chains import adapters, assembly, call
 from specguard_chains.decoding.decoder import Decoder
-from specguard_chains.options import SpecGuardOptions
+from specguard_chains.options import PAPERS_THRESHOLD, THRESHOLD, SpecGuardOptions
 from tests.toy_engine import ToyEngine, scripted_policy
 
 README = Path(__file__).parents[2] / "README.md"
@@ -65,3 +65,4 @@ def test_every_option_is_in_the_table_with_its_default() -> None:
             value = fields[named[0]].default
             if isinstance(value, int | float) and not isinstance(value, bool):
                 assert default == str(value)
+    assert f"| `threshold` | {THRESHOLD}, {PAPERS_THRESHOLD} | " in TEXT

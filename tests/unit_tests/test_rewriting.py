@@ -115,6 +115,16 @@ def test_a_rewritten_step_counts_what_the_target_wrote_and_what_it_kept(proposer
     assert metrics.mean_accepted_length is not None
 
 
+def test_versions_that_are_not_kept_are_counted_too() -> None:
+    """The target samples three candidates, one after the other, and any may be chosen."""
+    how = {"num_target_candidates": 3, "verifier": Fixed(False), "draft": engine(2)}
+    asked = request(0, sampling=Sampling(temperature=1, top_p=1))
+    for step in steps_of(SpeculativeRewriting(FIXED), asked, **how):
+        assert step.tokens.regenerated >= step.answer_tokens
+        assert step.tokens.salvaged <= step.tokens.regenerated
+        assert step.tokens.target_passes <= step.tokens.regenerated
+
+
 def test_a_good_draft_saves_passes_of_the_target() -> None:
     """The draft writes as the target does, and is rejected all the same."""
     rewriting = SpeculativeRewriting(FIXED)

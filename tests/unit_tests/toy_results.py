@@ -85,7 +85,7 @@ def settings(
         "max_tokens": 600,
         "n_threads": 2,
         "arms": {label: dict(options) for label, options in arms.items()},
-        "defaults": {"decoder": "specguard", "threshold": 0.7, "temperature": 0.7},
+        "defaults": {"decoder": "specguard", "threshold": None, "temperature": 0.7},
         "python": "3.11.7",
         "platform": "Linux-6.1-x86_64",
         "started": STARTED,
