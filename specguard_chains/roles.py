@@ -77,6 +77,12 @@ def model_of(options: SpecGuardOptions, source: Source) -> engines.Reference | E
     )
 
 
+def engine_name(options: SpecGuardOptions, source: Source) -> str:
+    """Return the name of a role's engine, whether or not it is loaded."""
+    model = model_of(options, source)
+    return model.name if isinstance(model, Engine) else engines.name_of(model)
+
+
 def reader_of(options: SpecGuardOptions) -> VerifyWith | None:
     """Return whose attention grounding is read from, None if nobody's.
 

@@ -20,11 +20,9 @@ from specguard_chains.cli.streams import ERR, OUT
 from specguard_chains.cli.training_problems import training_problems
 from specguard_chains.console import fetch_progress
 from specguard_chains.decoding.calibration import FALLBACK, Bounds
-from specguard_chains.decoding.engine import Engine
 from specguard_chains.decoding.grounding import GroundingForm, GroundingSpec
 from specguard_chains.decoding.rewards import ValueHead
 from specguard_chains.decoding.steps import Source
-from specguard_chains.engines import name_of
 from specguard_chains.evaluation import signal_report
 from specguard_chains.evaluation.checking import AnswerChecker
 from specguard_chains.evaluation.lines import Lines
@@ -41,7 +39,7 @@ from specguard_chains.evaluation.signals import (
 from specguard_chains.evaluation.threshold_table import threshold_table
 from specguard_chains.options import SpecGuardOptions
 from specguard_chains.rewards import is_text_reward, reward
-from specguard_chains.roles import load_engine, model_of
+from specguard_chains.roles import engine_name, load_engine
 
 MAX_TOKENS = 600
 RECORDINGS, SIGNALS = "recordings.jsonl", "signals.jsonl"
@@ -102,15 +100,13 @@ def _head(options: SpecGuardOptions) -> ValueHead | None:
             f"--reward-model {options.reward_model} is no value head; give a .json file that "
             "`specguard train-reward` has written"
         )
-    draft = model_of(options, Source.DRAFT)
-    head = reward(options, draft.name if isinstance(draft, Engine) else name_of(draft))
+    head = reward(options, engine_name(options, Source.DRAFT))
     return head if isinstance(head, ValueHead) else None
 
 
 def _bounds(options: SpecGuardOptions) -> Bounds | None:
     """Return the bounds of the target's confidence on this pair, None if they are not known."""
-    models = (model_of(options, source) for source in Source)
-    draft, target = (m.name if isinstance(m, Engine) else name_of(m) for m in models)
+    draft, target = (engine_name(options, source) for source in Source)
     found = calibrations.find(draft, target, "target", None, GroundingSpec())
     return None if found.source == FALLBACK.source else found.confidence
 
