@@ -24,8 +24,9 @@ from specguard_chains.evaluation.arms import Arm, parse_arms
 from specguard_chains.evaluation.checking import AnswerChecker
 from specguard_chains.evaluation.folder import ResultsLog, open_run
 from specguard_chains.evaluation.problems import Half, Problem, data_name, load_problems
-from specguard_chains.evaluation.runner import Plan, Runner
+from specguard_chains.evaluation.runner import Runner
 from specguard_chains.evaluation.settings import RunSettings
+from specguard_chains.evaluation.tasks import Plan
 from specguard_chains.options import SpecGuardOptions
 
 MAX_TOKENS = 600

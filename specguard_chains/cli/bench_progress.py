@@ -13,7 +13,7 @@ from rich.text import Text
 
 from specguard_chains.cli.streams import ERR
 from specguard_chains.evaluation.results import Result
-from specguard_chains.evaluation.runner import Task
+from specguard_chains.evaluation.tasks import Task
 
 
 class View(Protocol):

@@ -20,12 +20,11 @@ from specguard_chains.planning.arm_options import (
     options_of,
     younger_options,
 )
+from specguard_chains.planning.compared import Compared, compare
 from specguard_chains.planning.goals import (
     TOLERANCE_POINTS,
     Choice,
-    Compared,
     as_accurate,
-    compare,
     verdicts,
     within,
 )

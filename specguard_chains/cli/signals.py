@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
@@ -122,16 +121,12 @@ def _files(
     read = recorded | {
         "grounding_layers": options.grounding_layers,
         # A head may be trained anew under its name, or be found where there was none.
-        "value_head": None if head is None else _digest(head),
+        "value_head": None if head is None else head.digest,
     }
     return (
         RecordFile(out / RECORDINGS, Recording, recorded, "--out"),
         RecordFile(out / SIGNALS, ReadSignals, read, "--out"),
     )
-
-
-def _digest(head: ValueHead) -> str:
-    return sha256(head.model_dump_json().encode()).hexdigest()[:12]
 
 
 def _record(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -129,6 +130,11 @@ class ValueHead(BaseModel):
     def asks_others(self) -> bool:
         """See `Verifier.asks_others`."""
         return False
+
+    @property
+    def digest(self) -> str:
+        """What tells it from other heads, of whatever name."""
+        return sha256(self.model_dump_json().encode()).hexdigest()[:12]
 
     def rate(self, candidate: Candidate, reading: Reading, situation: Situation) -> float:
         """See `Reward.rate`."""

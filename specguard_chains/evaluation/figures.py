@@ -61,7 +61,7 @@ def control_figures(control: Results, label: str, controlled: Results) -> Figure
     """
     pairs = _pairs(controlled, control)
     right, other = _rights(pairs)
-    wins, losses = _discordant(right, other)
+    wins, losses = discordant(right, other)
     return {
         "of": label,
         "n": len(pairs),
@@ -107,7 +107,7 @@ def _against(results: Results, target: Results | None) -> Figures:
     """Return how often an arm is right where the target is not, and the other way round."""
     pairs = _pairs(results, target or {})
     right, of_target = _rights(pairs)
-    wins, losses = _discordant(right, of_target)
+    wins, losses = discordant(right, of_target)
     itself = results is target
     return {
         "pairs": len(pairs),
@@ -194,7 +194,7 @@ def _rights(pairs: Pairs) -> tuple[list[bool], list[bool]]:
     return [one.right for one, _ in pairs], [other.right for _, other in pairs]
 
 
-def _discordant(one: Sequence[bool], other: Sequence[bool]) -> tuple[int, int]:
+def discordant(one: Sequence[bool], other: Sequence[bool]) -> tuple[int, int]:
     """Return how many problems only the first has right, and how many only the second."""
     pairs = list(zip(one, other, strict=True))
     return sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)

@@ -16,6 +16,7 @@ from specguard_chains.evaluation.lines import Lines, open_lines, read_lines
 from specguard_chains.evaluation.problems import Problem
 from specguard_chains.evaluation.results import Key, Result
 from specguard_chains.evaluation.settings import RunSettings
+from specguard_chains.evaluation.whole_files import replace_file
 
 RESULTS, SETTINGS = "results.jsonl", "settings.json"
 
@@ -117,10 +118,7 @@ def _settled(folder: Path, settings: RunSettings, *, begun: bool) -> RunSettings
 
 
 def _write(settings: RunSettings, folder: Path) -> None:
-    path = folder / SETTINGS
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(settings.to_json(), encoding="utf-8")
-    unfinished.replace(path)
+    replace_file(folder / SETTINGS, settings.to_json())
 
 
 def _result(line: bytes) -> Result:

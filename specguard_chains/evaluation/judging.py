@@ -6,7 +6,6 @@ The options leave them open by default, and files that are found today may be ot
 from __future__ import annotations
 
 from collections.abc import Mapping
-from hashlib import sha256
 from typing import Any
 
 from specguard_chains.decoding.baselines import SoloDecoder
@@ -62,4 +61,4 @@ def _head(reward: object) -> dict[str, Any]:
     """Return what tells a value head from others; reward models that read text have names."""
     if not isinstance(reward, ValueHead):
         return {}
-    return {"value_head": sha256(reward.model_dump_json().encode()).hexdigest()[:12]}
+    return {"value_head": reward.digest}

@@ -22,6 +22,7 @@ from specguard_chains.decoding.steps import Source
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation.lines import Lines, open_lines
 from specguard_chains.evaluation.problems import Problem
+from specguard_chains.evaluation.whole_files import replace_file
 from specguard_chains.models import ModelFile
 from specguard_chains.options import SpecGuardOptions
 from specguard_chains.roles import model_of
@@ -115,11 +116,8 @@ class RecordFile(Generic[Record]):
             yield lines
 
     def _settle(self) -> None:
-        path = self.path.parent / SETTINGS
         content = self._known() | {self.path.name: _plain(self.settings)}
-        unfinished = path.with_suffix(".tmp")
-        unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        replace_file(self.path.parent / SETTINGS, json.dumps(content, indent=1) + "\n")
 
     def _known(self) -> dict[str, dict[str, Any]]:
         """Return the settings of the folder's files by their names."""

@@ -18,9 +18,10 @@ from specguard_chains.evaluation.caveats import caveats
 from specguard_chains.evaluation.command import command_of
 from specguard_chains.evaluation.figures import Figures
 from specguard_chains.evaluation.plots import frontier, plots
-from specguard_chains.evaluation.summary import Run, replace_file, summary_of
+from specguard_chains.evaluation.summary import Run, summary_of
 from specguard_chains.evaluation.svg import Plot
 from specguard_chains.evaluation.tables import Table, cost_tables, meanings, results_tables
+from specguard_chains.evaluation.whole_files import replace_file
 from specguard_chains.evaluation.wording import without_folders
 
 MARKDOWN, HTML, FRONTIER = "report.md", "report.html", "accuracy.svg"

@@ -35,9 +35,7 @@ from specguard_chains.evaluation.folder import ResultsLog
 from specguard_chains.evaluation.judging import judged_by
 from specguard_chains.evaluation.memory import peak_rss_mb, reset_peak
 from specguard_chains.evaluation.results import Attempt, Result
-from specguard_chains.evaluation.tasks import Plan, Task, turns
-
-__all__ = ["Plan", "Runner", "Task", "solve", "turns"]
+from specguard_chains.evaluation.tasks import Plan, Task
 
 logger = logging.getLogger(__name__)
 

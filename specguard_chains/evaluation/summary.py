@@ -29,6 +29,7 @@ from specguard_chains.evaluation.figures import (
 from specguard_chains.evaluation.folder import SETTINGS, read_results
 from specguard_chains.evaluation.results import Result
 from specguard_chains.evaluation.settings import RunSettings
+from specguard_chains.evaluation.whole_files import replace_file
 
 SUMMARY, PROBLEMS = "summary.json", "problems.csv"
 TARGET = "target"
@@ -140,16 +141,6 @@ def per_problem(folder: Path) -> Path:
     path = folder / PROBLEMS
     replace_file(path, _table(Run.read(folder).results))
     return path
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write a file as a whole, so that no reader ever sees half of it."""
-    unfinished = path.with_name(f"{path.name}.tmp")
-    try:
-        unfinished.write_text(text, encoding="utf-8", newline="\n")
-        unfinished.replace(path)
-    except OSError as error:
-        raise EvaluationError(f"{path} cannot be written: {error}") from error
 
 
 def _rows(run: Run, results: dict[str, dict[ProblemKey, Result]]) -> dict[str, Figures]:

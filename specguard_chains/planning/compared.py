@@ -12,7 +12,7 @@ from statistics import fmean
 
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation.arms import CONTROLS, ORACLE
-from specguard_chains.evaluation.figures import ProblemKey, Results, timed_apart
+from specguard_chains.evaluation.figures import ProblemKey, Results, discordant, timed_apart
 from specguard_chains.evaluation.paired_shares import (
     difference_interval,
     is_above,
@@ -134,14 +134,15 @@ def _measured(
     *,
     exact: bool,
 ) -> Measured:
-    pairs = [(own[key].right, target[key].right) for key in common] if target else []
+    alone = own if target is None else target
+    wins, losses = discordant(*([each[key].right for key in common] for each in (own, alone)))
     return Measured(
         arm=arm,
         right=sum(own[key].right for key in common),
         problems=len(common),
         seconds=fmean(own[key].seconds for key in completed),
-        wins=sum(mine and not theirs for mine, theirs in pairs),
-        losses=sum(theirs and not mine for mine, theirs in pairs),
+        wins=wins,
+        losses=losses,
         exact=exact,
     )
 

@@ -12,18 +12,7 @@ from dataclasses import dataclass
 
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation.wording import between, points
-from specguard_chains.planning.compared import Compared, Measured, compare
-
-__all__ = [
-    "TOLERANCE_POINTS",
-    "Choice",
-    "Compared",
-    "Measured",
-    "as_accurate",
-    "compare",
-    "verdicts",
-    "within",
-]
+from specguard_chains.planning.compared import Compared, Measured
 
 TOLERANCE_POINTS = 5.0
 """By which accuracy may be below the target's. If both are right on the same problems, 73 of them

@@ -38,8 +38,9 @@ from specguard_chains.evaluation.folder import open_run, read_results
 from specguard_chains.evaluation.invocation import cpu_model
 from specguard_chains.evaluation.problems import Problem
 from specguard_chains.evaluation.results import Result
-from specguard_chains.evaluation.runner import Plan, Runner, turns
+from specguard_chains.evaluation.runner import Runner
 from specguard_chains.evaluation.settings import RunSettings
+from specguard_chains.evaluation.tasks import Plan, turns
 from specguard_chains.loaded import Loaded
 from specguard_chains.options import SpecGuardOptions
 from tests.toy_engine import ToyEngine, random_policy

@@ -10,7 +10,8 @@ import pytest
 
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation.summary import Run, summary_of
-from specguard_chains.planning.goals import as_accurate, compare, verdicts, within
+from specguard_chains.planning.compared import compare
+from specguard_chains.planning.goals import as_accurate, verdicts, within
 from tests.unit_tests.toy_results import result, settings, write
 
 GREEDY = {"decoder": "specguard-greedy", "temperature": 0.0}

@@ -13,8 +13,9 @@ from specguard_chains.evaluation.checking import Checked
 from specguard_chains.evaluation.folder import open_run, read_results
 from specguard_chains.evaluation.problems import Problem
 from specguard_chains.evaluation.results import Result
-from specguard_chains.evaluation.runner import Plan, Runner
+from specguard_chains.evaluation.runner import Runner
 from specguard_chains.evaluation.settings import RunSettings
+from specguard_chains.evaluation.tasks import Plan
 from specguard_chains.options import SpecGuardOptions
 from tests.paper import PAPER
 from tests.toy_engine import ANSWER, Policy, ToyEngine, random_policy
