@@ -22,11 +22,13 @@ import numpy as np
 import pytest
 
 from specguard_adapters.llama_cpp import LlamaCppEngine, tap, weights
+from specguard_adapters.llama_cpp.cache import LlamaCppCache
 from specguard_adapters.llama_cpp.checks import FullAttention, check_attention, read_attention
 from specguard_adapters.llama_cpp.context import Context
 from specguard_adapters.llama_cpp.log import log
 from specguard_adapters.llama_cpp.tap import AttentionTap
 from specguard_chains.decoding.boundaries import Boundary, Ending
+from specguard_chains.decoding.cache import Rows
 from specguard_chains.decoding.engine import Candidate, Prompt, Reading, Session
 from specguard_chains.decoding.grounding import (
     FloatArray,
@@ -318,6 +320,43 @@ def test_a_window_is_whole_after_a_rollback(load: Load, windowed_model: Path) ->
             np.testing.assert_allclose(ours[-1], rows.logits[-1], atol=1e-4)
 
 
+def test_a_step_longer_than_the_window_stays_whole(load: Load, windowed_model: Path) -> None:
+    """Its first tokens are out of sight where llama.cpp looks for cells that others have left."""
+    engine = load(windowed_model, max_candidates=8, attention=True, kv_type="f32")
+    tokens = np.random.default_rng(0).integers(259, len(VOCABULARY), 60).tolist()
+
+    def step(cache: LlamaCppCache, start: int, end: int, branches: Sequence[int] = (0,)) -> Rows:
+        for position in range(start, end):
+            same = [position] * len(branches)
+            rows = cache.forward(
+                [tokens[position]] * len(branches),
+                same,
+                [(b,) for b in branches],
+                context=False,
+                all_logits=True,
+            )
+        return rows
+
+    with closing(engine.new_cache()) as cache, closing(engine.new_cache()) as fresh:
+        for each in (cache, fresh):
+            each.configure(GroundingSpec(), None)
+            each.forward(tokens[:20], range(20), [(0,)] * 20, context=True, all_logits=False)
+        cache.fork(8, 20)
+        step(cache, 20, 50, range(8))
+        for branch in range(1, 8):
+            cache.cut(branch, 20)
+        step(cache, 50, 60)
+        for length in (30, 22):
+            cache.cut(0, length)
+            ours = step(cache, length, length + 5)
+            fresh.keep(0, 20)
+            theirs = step(fresh, 20, length + 5)
+            np.testing.assert_allclose(ours.logits, theirs.logits, atol=1e-4)
+            assert ours.grounding is not None
+            assert theirs.grounding is not None
+            np.testing.assert_allclose(ours.grounding, theirs.grounding, atol=1e-5)
+
+
 def test_logits_of_many_tokens_are_computed_in_parts(exact: LlamaCppEngine) -> None:
     tokens = np.random.default_rng(0).integers(259, len(VOCABULARY), 200).tolist()
     with closing(exact.new_cache()) as cache:
@@ -366,12 +405,12 @@ def test_misuse_does_not_reach_llama_cpp(exact: LlamaCppEngine) -> None:
                 context.decode(tokens, positions, sequences, all_logits=all_logits)
         for sequence in (-1, context.n_sequences):
             with pytest.raises(EngineError):
-                context.cut(sequence, 0)
+                context.cut([0, sequence], 0)
             with pytest.raises(EngineError):
-                context.copy(0, sequence, 0, 1)
+                context.copy(0, [1, sequence], 0, 1)
         with pytest.raises(EngineError, match="code -1"):  # a gap
             context.decode([260, 261], [0, 5], [(0,), (0,)], all_logits=False)
-    for use in (lambda: context.cut(0, 0), lambda: context.copy(0, 1, 0, 1)):
+    for use in (lambda: context.cut([0], 0), lambda: context.copy(0, [1], 0, 1)):
         with pytest.raises(EngineError, match="closed"):
             use()
     for token in (-1, len(VOCABULARY)):
@@ -569,6 +608,15 @@ def test_bad_settings_are_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         load(tiny_model, **settings)
+
+
+def test_too_many_candidates_of_a_windowed_model_are_refused(
+    load: Load, windowed_model: Path
+) -> None:
+    """Each takes two of llama.cpp's sequences."""
+    load(windowed_model, max_candidates=128, candidate_tokens=1).close()
+    with pytest.raises(ConfigurationError, match=r"max_candidates=129.*lower max_candidates$"):
+        load(windowed_model, max_candidates=129, candidate_tokens=1)
 
 
 def test_settings_hardly_change_the_numbers(load: Load, tiny_model: Path) -> None:

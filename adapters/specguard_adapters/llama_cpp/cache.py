@@ -22,9 +22,10 @@ ABORTABLE_TOKENS = 16
 class LlamaCppCache:
     """A `Cache` over a llama.cpp context: branch i is the i-th of its sequences there.
 
-    A sliding window's cells are overwritten once they are out of sight of the one sequence that
-    they belong to, even where a rollback would bring them back into sight. In such models the
-    context therefore belongs to one more sequence, its guard, which nothing is ever added to.
+    A sliding window's cells may be overwritten once they are out of sight of the one sequence that
+    they belong to, even where a rollback would bring them back into sight; and then its layers
+    keep a token in another cell than the layers without a window do, which grounding must not
+    see. In such models a branch is therefore two sequences that always hold the same.
     """
 
     def __init__(
@@ -45,12 +46,9 @@ class LlamaCppCache:
             context_length: The most tokens of a branch.
             max_candidates: The most branches.
             attention_layers: Most last layers whose attention can be read.
-            window: Tokens that layers with a sliding window see; 0 if there are none. With them it
-                takes a sequence more than candidates, as a guard.
-            first: Number of the first of its sequences.
+            window: Tokens that layers with a sliding window see; 0 if there are none.
+            first: Number of the first of its sequences, of which there are `sequences_of`.
             on_close: What to do in place of closing the context, once its sequences are empty.
-
-        `export` needs a second sequence, or a third one if there is a guard.
         """
         self.context = context
         self._first = first
@@ -59,8 +57,7 @@ class LlamaCppCache:
         self._max_candidates = max_candidates
         self._attention_layers = attention_layers
         self._window = window
-        self._guard = first + max_candidates if window else None
-        self._spare = first + (1 if max_candidates > 1 or not window else 2)
+        self._twins = _twins(window)
         self.cancelled: Callable[[], bool] | None = None
         self._branches: list[int] = []  # forked from branch 0
         self._committed = 0  # tokens of branch 0 that are context
@@ -97,8 +94,8 @@ class LlamaCppCache:
         """See `Cache.share`. Copies no keys and values."""
         if other.context is not self.context:
             return False
-        self.context.copy(other._first, self._first, 0, length)
-        self._commit(length)
+        self.context.copy(other._first, self._branch(0), 0, length)
+        self._committed = length
         if self._grounded is not None:
             assert other._grounded is not None
             self._grounded.take_over(other._grounded, length)
@@ -110,7 +107,7 @@ class LlamaCppCache:
         self._drop_branches()
         for branch in range(1, n):
             self._branches.append(branch)
-            self.context.copy(self._first, self._first + branch, 0, length)
+            self.context.copy(self._first, self._branch(branch), 0, length)
 
     def forward(
         self,
@@ -147,9 +144,9 @@ class LlamaCppCache:
 
     def sequences(self, branches: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         """Return the sequences of each token in the context."""
-        if not self._first:
+        if not self._first and self._twins == 1:
             return branches
-        return [[self._first + branch for branch in equal] for equal in branches]
+        return [[s for branch in equal for s in self._branch(branch)] for equal in branches]
 
     def hearing(self, positions: Sequence[int], *, context: bool) -> Hearing:
         """Return what is to be read of the coming decode of tokens at these positions."""
@@ -178,7 +175,7 @@ class LlamaCppCache:
     ) -> Rows:
         """Take note of tokens that were computed; return what the decodes gave."""
         if context:
-            self._commit(positions[-1] + 1)
+            self._committed = positions[-1] + 1
         grounding = passages = None
         if self._grounded is not None and context:
             self._grounded.note_context(positions, np.concatenate(cells))
@@ -192,33 +189,35 @@ class LlamaCppCache:
         for branch in {branch for equal in branches for branch in equal}:
             places = zip(positions, branches, strict=True)
             start = min(position for position, equal in places if branch in equal)
-            self.context.cut(self._first + branch, start)
+            self.context.cut(self._branch(branch), start)
 
     def cut(self, branch: int, length: int) -> None:
         """See `Cache.cut`."""
-        self.context.cut(self._first + branch, length)
+        self.context.cut(self._branch(branch), length)
 
     def keep(self, branch: int, length: int) -> None:
         """See `Cache.keep`."""
         if branch:
-            self.context.cut(self._first, self._committed)
-            self.context.copy(self._first + branch, self._first, self._committed, length)
+            self.context.cut(self._branch(0), self._committed)
+            source = self._branch(branch)[0]
+            self.context.copy(source, self._branch(0), self._committed, length)
         self._drop_branches()
-        self.context.cut(self._first, length)
+        self.context.cut(self._branch(0), length)
         if self._grounded is not None and length > self._committed:
             self._grounded.commit(branch, self._committed, length)
-        self._commit(length)
+        self._committed = length
 
     def export(self, length: int) -> State:
         """See `Cache.export`."""
         state: dict[str, npt.NDArray[Any]] = {}
         parts = self._parts(length)
+        spare = self._branch(1)[0]
         for part in parts:
-            self.context.copy(self._first, self._spare, part.start, part.stop)
+            self.context.copy(self._first, [spare], part.start, part.stop)
             try:
-                state[f"cells{part.start}"] = self.context.save(self._spare)
+                state[f"cells{part.start}"] = self.context.save(spare)
             finally:
-                self.context.cut(self._spare, 0)
+                self.context.cut([spare], 0)
         return state if self._grounded is None else state | self._grounded.export(parts)
 
     def restore(self, state: State, length: int) -> bool:
@@ -231,13 +230,13 @@ class LlamaCppCache:
             Piece(part.start, part.stop, state[f"cells{part.start}"])
             for part in self._parts(length)
         ]
-        sequences = [self._first, *([] if self._guard is None else [self._guard])]
         from_first = self._grounded is not None
-        if not self.context.load(pieces, sequences, self._spare, from_first=from_first):
+        spare = self._branch(1)[0]
+        if not self.context.load(pieces, self._branch(0), spare, from_first=from_first):
             return False
         if self._grounded is not None:
             self._grounded.restore(state, length)
-        self._commit(length)
+        self._committed = length
         return True
 
     def _parts(self, length: int) -> list[range]:
@@ -253,18 +252,26 @@ class LlamaCppCache:
         self.keep(0, 0)
         self._on_close()
 
-    def _commit(self, length: int) -> None:
-        """Take note that the first `length` tokens of branch 0 are context."""
-        if self._guard is not None and length > self._committed:
-            self.context.copy(self._first, self._guard, self._committed, length)
-        elif self._guard is not None and length < self._committed:
-            self.context.cut(self._guard, length)
-        self._committed = length
+    def _branch(self, branch: int) -> range:
+        """Return the sequences of a branch."""
+        start = self._first + branch * self._twins
+        return range(start, start + self._twins)
 
     def _drop_branches(self) -> None:
         while self._branches:
-            self.context.cut(self._first + self._branches[-1], 0)
+            self.context.cut(self._branch(self._branches[-1]), 0)
             self._branches.pop()
+
+
+def sequences_of(max_candidates: int, *, window: int, exports: bool) -> int:
+    """Return how many sequences a cache takes; `export` needs one beside those of branch 0."""
+    twins = _twins(window)
+    return max(max_candidates * twins, twins + exports)
+
+
+def _twins(window: int) -> int:
+    """Return how many sequences a branch is."""
+    return 2 if window else 1
 
 
 def never() -> bool:

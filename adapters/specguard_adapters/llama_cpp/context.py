@@ -130,21 +130,26 @@ class Context:
             f"{positions[0]}; llama.cpp says: {log.latest_error()}"
         )
 
-    def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Let a sequence share another one's positions [start, end); copies no data."""
-        self._check_sequence(source)
-        self._check_sequence(target)
+    def copy(self, source: int, targets: Sequence[int], start: int, end: int) -> None:
+        """Let sequences share another one's positions [start, end); copies no data."""
+        for sequence in (source, *targets):
+            self._check_sequence(sequence)
         with self._in_use:
             self._check_open()
-            llama_cpp.llama_memory_seq_cp(self._memory, source, target, start, end)
+            for target in targets:
+                llama_cpp.llama_memory_seq_cp(self._memory, source, target, start, end)
 
-    def cut(self, sequence: int, length: int) -> None:
-        """Remove a sequence's positions from `length` on."""
-        self._check_sequence(sequence)
+    def cut(self, sequences: Sequence[int], length: int) -> None:
+        """Remove positions from `length` on from some sequences, before anybody else decodes."""
+        for sequence in sequences:
+            self._check_sequence(sequence)
         with self._in_use:
             self._check_open()
-            done = llama_cpp.llama_memory_seq_rm(self._memory, sequence, length, -1)
-        if not done:
+            done = [
+                llama_cpp.llama_memory_seq_rm(self._memory, sequence, length, -1)
+                for sequence in sequences
+            ]
+        if not all(done):
             raise EngineError(
                 f"{self.name} cannot be rolled back to {length} tokens; "
                 "take a model without recurrent layers"

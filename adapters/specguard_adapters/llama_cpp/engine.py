@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from specguard_adapters.llama_cpp.cache import LlamaCppCache
+from specguard_adapters.llama_cpp.cache import LlamaCppCache, sequences_of
 from specguard_adapters.llama_cpp.checks import check_attention, check_states
 from specguard_adapters.llama_cpp.context import Context
 from specguard_adapters.llama_cpp.log import log
@@ -142,9 +142,9 @@ class LlamaCppEngine(LocalEngine):
         self._attention_layers = attention_layers
         self._settings = ContextSettings(
             cells=n_ctx + (max_candidates - 1) * candidate_tokens,
-            sequences=max_candidates
-            + model.sliding_window
-            + (prompt_cache is not None and max_candidates == 1),  # for `LlamaCppCache.export`
+            sequences=sequences_of(
+                max_candidates, window=model.window, exports=prompt_cache is not None
+            ),
             n_batch=n_batch,
             n_ubatch=min(n_ubatch, n_batch),
             n_threads=n_threads or available_cores(),
@@ -154,8 +154,9 @@ class LlamaCppEngine(LocalEngine):
         self._width = self._settings.sequences  # of a session
         self._shared: SharedContext | None = None
         self._sharing = threading.Lock()
+        most = self._most_sessions()
         if max_parallel > 1:
-            self._prefixes.max_idle = min(max_parallel, self._most_sessions() - max_parallel)
+            self._prefixes.max_idle = min(max_parallel, most - max_parallel)
         if attention:
             compute_thread.run(lambda: check_attention(model, self._settings, attention_layers))
         if states:
@@ -270,10 +271,11 @@ class LlamaCppEngine(LocalEngine):
         """
         most = MAX_SEQUENCES // self._width
         if self.capabilities.max_parallel > most:
+            lower = f"max_parallel to {most}, or max_candidates" if most else "max_candidates"
             raise ConfigurationError(
                 f"max_parallel={self.capabilities.max_parallel} with max_candidates="
                 f"{self.capabilities.max_candidates} needs more than llama.cpp's {MAX_SEQUENCES} "
-                f"sequences; lower max_parallel to {most}, or max_candidates"
+                f"sequences; lower {lower}"
             )
         return most
 

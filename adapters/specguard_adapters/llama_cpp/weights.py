@@ -55,11 +55,6 @@ class Weights:
         self._pieces: dict[int, bytes] = {}
 
     @property
-    def sliding_window(self) -> bool:
-        """Whether some layers see only the last `window` tokens."""
-        return self.window > 0
-
-    @property
     def obstacle(self) -> str | None:
         """What keeps the model from continuing text and rolling back, if anything does."""
         model = self.handle
