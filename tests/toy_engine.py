@@ -291,6 +291,11 @@ class ToyCache:
         state = {"tokens": np.array([token for token, _ in held])}
         return state if self._rollout is None else state | {"mass": self._rollout.export(cells)}
 
+    @property
+    def restorable(self) -> bool:
+        """See `Cache.restorable`."""
+        return True
+
     def restore(self, state: State, length: int) -> bool:
         assert self._branches == {0: []}
         assert length == len(state["tokens"])

@@ -104,6 +104,11 @@ class Cache(Protocol):
         """
         ...
 
+    @property
+    def restorable(self) -> bool:
+        """Whether `restore` may find a place once this cache is empty; others may take it first."""
+        ...
+
     def restore(self, state: State, length: int) -> bool:
         """Begin with `length` tokens that a cache of an engine like this one has exported.
 

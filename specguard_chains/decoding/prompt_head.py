@@ -113,12 +113,12 @@ class PromptHead:
     def begin(self, cache: Cache, held: int, cut: Callable[[int], None]) -> int:
         """Return how many of the prompt's tokens a cache holds now that held some of them.
 
-        `cut` drops all but the first tokens. A stored state replaces what is held. What is not in
-        whole blocks is dropped if the head is about to be computed.
+        `cut` drops all but the first tokens. A stored state replaces what is held, if there is a
+        place for it. What is not in whole blocks is dropped if the head is about to be computed.
         """
         least = max(held + LEAST_GAIN, LEAST_TOKENS)
         stored = None
-        if least <= self._most:
+        if least <= self._most and cache.restorable:
             stored = self._files.load(self._tokens, self._grounding, least=least, most=self._most)
         if stored is not None:
             cut(0)

@@ -238,6 +238,19 @@ def test_a_state_that_has_no_place_is_computed(make: Make, monkeypatch: Any) -> 
     assert computed == whole
 
 
+def test_what_is_held_is_kept_where_nothing_can_be_loaded(make: Make, monkeypatch: Any) -> None:
+    fresh, whole = step(make(), ask("How?"))
+    monkeypatch.setattr(ToyCache, "restorable", False)
+    monkeypatch.setattr(ToyCache, "restore", lambda *_: False)
+    engine = make()
+    step(engine, ask("Why?", SYSTEM[:150]))
+    found, computed = step(engine, ask("How?"))
+    held = len("<system>") + 150
+    assert found.tokens == fresh.tokens
+    assert np.array_equal(found.reading.logprobs, fresh.reading.logprobs)
+    assert computed == whole - (held - held % BLOCK)
+
+
 @pytest.mark.parametrize("error", [EngineError, MemoryError, RuntimeError])
 def test_what_cannot_be_exported_is_logged(
     make: Make,

@@ -188,6 +188,11 @@ class HuggingFaceCache:
             state["grounding"] = self._rollout.export(np.arange(length))
         return state
 
+    @property
+    def restorable(self) -> bool:
+        """See `Cache.restorable`."""
+        return True
+
     def restore(self, state: State, length: int) -> bool:
         """See `Cache.restore`."""
         with torch.inference_mode():

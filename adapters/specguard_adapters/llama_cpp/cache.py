@@ -220,12 +220,17 @@ class LlamaCppCache:
                 self.context.cut([spare], 0)
         return state if self._grounded is None else state | self._grounded.export(parts)
 
-    def restore(self, state: State, length: int) -> bool:
-        """See `Cache.restore`.
+    @property
+    def restorable(self) -> bool:
+        """See `Cache.restorable`.
 
         llama.cpp does not tell which cells it takes, which grounding must know. In a context that
         is empty these are the first ones; so, among parallel requests, only the first one can.
         """
+        return self._grounded is None or self.context.is_empty(but=self._branch(0))
+
+    def restore(self, state: State, length: int) -> bool:
+        """See `Cache.restore`."""
         pieces = [
             Piece(part.start, part.stop, state[f"cells{part.start}"])
             for part in self._parts(length)

@@ -172,6 +172,12 @@ class Context:
             raise EngineError(f"llama.cpp has copied {copied} of {size} bytes of its memory")
         return state
 
+    def is_empty(self, *, but: Sequence[int]) -> bool:
+        """Return whether no sequence holds anything, except for these."""
+        with self._in_use:
+            self._check_open()
+            return self._empty(but)
+
     def load(
         self, pieces: Sequence[Piece], sequences: Sequence[int], spare: int, *, from_first: bool
     ) -> bool:
@@ -219,9 +225,10 @@ class Context:
             llama_cpp.llama_memory_seq_cp(self._memory, spare, sequence, piece.start, piece.end)
         return True
 
-    def _empty(self) -> bool:
+    def _empty(self, but: Sequence[int] = ()) -> bool:
         last = llama_cpp.llama_memory_seq_pos_max
-        return all(last(self._memory, sequence) < 0 for sequence in range(self.n_sequences))
+        sequences = (sequence for sequence in range(self.n_sequences) if sequence not in but)
+        return all(last(self._memory, sequence) < 0 for sequence in sequences)
 
     def _check_open(self) -> None:
         if not self._free.alive or exiting.is_set():
