@@ -54,6 +54,8 @@ class SplitListener:
         self._coming = np.repeat(np.arange(len(counts)), counts)  # whose the next tokens are
         self._owners = np.zeros(cells, dtype=np.intp)  # whose token lies in a cell
         layers = [hearing.layers for hearing in hearings if hearing.listener is not None]
+        self.heard = bool(layers)
+        """Whether anybody must know of the cells, even of a pass in which no layer is taken in."""
         self.layers = range(0)
         """All layers that somebody takes in."""
         if layers:

@@ -112,7 +112,7 @@ class SharedContext:
         tap = self._context.tap
         if tap is not None:
             split = SplitListener(hearings, counts, self._context.cells)
-            tap.listen(split if split.layers else None, split.layers, layer)
+            tap.listen(split if split.heard else None, split.layers, layer)
         wanted = [
             [1] * n if part.all_logits else [*[0] * (n - 1), 1]
             for part, n in zip(group, counts, strict=True)
