@@ -48,8 +48,14 @@ NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 
 
 def write_tiny(
-    path: Path, *, window: int = 0, seed: int = 20, extra: dict[str, Any] | None = None
+    path: Path,
+    *,
+    window: int = 0,
+    seed: int = 20,
+    extra: dict[str, Any] | None = None,
+    more: dict[str, npt.NDArray[np.float32]] | None = None,
 ) -> Path:
+    """Write a tiny model, with `extra` metadata and `more` tensors."""
     architecture = "cohere2" if window else "llama"
     settings = {
         "context_length": 512,
@@ -70,8 +76,21 @@ def write_tiny(
     metadata: dict[str, Any] = {"general.architecture": architecture}
     metadata |= {f"{architecture}.{key}": value for key, value in settings.items()}
     metadata |= vocabulary() | (extra or {})
-    path.write_bytes(gguf(metadata, tensors))
+    path.write_bytes(gguf(metadata, tensors | (more or {})))
     return path
+
+
+def write_long_rope(path: Path, extra: dict[str, Any] | None = None) -> Path:
+    """The tiny model with other factors for positions in contexts of more than 512 tokens."""
+    scaling = {"type": "longrope", "original_context_length": 512}
+    extra = (extra or {}) | {f"llama.rope.scaling.{key}": value for key, value in scaling.items()}
+    factors = {"short": 1.0, "long": 4.0}
+    pairs = WIDTH // HEADS // 2
+    more = {
+        f"rope_factors_{name}.weight": np.full(pairs, factor, dtype=np.float32)
+        for name, factor in factors.items()
+    }
+    return write_tiny(path, extra=extra, more=more)
 
 
 def transformer(folder: Path, *, window: int = 0, seed: int = 20) -> tuple[Any, Any]:

@@ -15,7 +15,9 @@ import pytest
 
 from specguard_adapters.llama_cpp import LlamaCppEngine
 from specguard_adapters.llama_cpp.context import Context
+from specguard_chains.decoding.batcher import Part
 from specguard_chains.decoding.boundaries import Boundary
+from specguard_chains.decoding.cache import Rows
 from specguard_chains.decoding.engine import Candidate, Prompt, Session
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.local_trees import TreeSession
@@ -27,6 +29,7 @@ from specguard_chains.errors import (
     DecodingCancelled,
     EngineError,
 )
+from tests.integration_tests.conftest import write_long_rope
 
 pytestmark = pytest.mark.integration
 
@@ -161,6 +164,24 @@ def test_a_common_beginning_is_computed_once(load: Load, decodes: Decodes) -> No
     assert sum(decodes.sizes) < common + N * (20 + 20)
 
 
+def test_prompts_are_read_together_if_nobody_looks_at_their_attention(
+    load: Load, decodes: Decodes
+) -> None:
+    """Where one layer is read, context has no rows of it; but its cells must be known."""
+    engine = load(max_parallel=2)
+    tokens = engine.encode(Prompt(text=COMMON))
+    own = [(0,)] * len(tokens)
+    with ExitStack() as stack:
+        caches = [stack.enter_context(closing(engine.new_cache())) for _ in range(2)]
+        for cache in caches:
+            cache.configure(GroundingSpec(layers=1), None)
+        parts = [Part(cache, tokens, range(len(tokens)), own, True, False) for cache in caches]
+        decodes.sizes.clear()
+        outcomes = engine.compute(parts)
+        assert all(isinstance(outcome, Rows) for outcome in outcomes), outcomes
+        assert decodes.sizes == [2 * len(tokens)]
+
+
 def test_a_pass_goes_on_for_those_who_were_not_cancelled(load: Load, decodes: Decodes) -> None:
     engine = load(max_parallel=3)
     stop = threading.Event()
@@ -240,6 +261,20 @@ def test_more_sessions_than_places_have_a_context_of_their_own(load: Load) -> No
     for text, step in zip(TEXTS, written, strict=True):
         with closing(load().open(Prompt(text=text))) as alone:
             assert_equal([step], [sample(alone)])
+    for session in sessions:
+        session.close()
+
+
+def test_a_context_of_one_s_own_turns_positions_as_the_shared_one_does(
+    load: Load, tmp_path: Path
+) -> None:
+    """llama.cpp chooses the factors by the size of the context."""
+    path = write_long_rope(tmp_path / "long.gguf")
+    engine = load(path, max_parallel=2, n_ctx=500, max_candidates=1)
+    sessions = [engine.open(Prompt(text=TEXTS[0])) for _ in range(5)]
+    first, *_, own = (sample(session) for session in sessions)
+    assert sessions[-1]._sequence.cache.context is not engine._shared_context().context
+    assert_equal([own], [first])
     for session in sessions:
         session.close()
 

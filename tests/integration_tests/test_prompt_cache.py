@@ -16,7 +16,7 @@ from specguard_chains.decoding.engine import Candidate, Prompt
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.local_engine import LocalEngine
 from specguard_chains.decoding.sampling import Sampling
-from tests.integration_tests.conftest import write_tiny
+from tests.integration_tests.conftest import write_long_rope, write_tiny
 
 pytestmark = pytest.mark.integration
 
@@ -136,6 +136,44 @@ def test_a_context_in_use_is_loaded_into_only_without_grounding(make: Make) -> N
         assert (reused > 0) == (grounding is None)
         assert found.tokens == fresh.tokens
         assert np.allclose(found.reading.logprobs, fresh.reading.logprobs, atol=1e-5)
+
+
+def test_what_others_hold_is_kept_where_nothing_can_be_loaded(make: Make) -> None:
+    settings: dict[str, Any] = {"attention": True, "max_parallel": 3, "kv_type": "f32"}
+    fresh, _ = step(make(**settings), "is there a rat", SPEC)
+    engine = make(**settings)
+    with closing(engine.open(ask("is there a hen", SYSTEM[:150]), grounding=SPEC)) as other:
+        other.sample(1, Boundary(max_tokens=3), Sampling(temperature=0), seed=(1,))
+        found, reused = step(engine, "is there a rat", SPEC)
+    assert 64 <= reused < 256
+    assert found.tokens == fresh.tokens
+    assert np.allclose(found.reading.logprobs, fresh.reading.logprobs, atol=1e-5)
+
+
+def test_contexts_that_turn_positions_by_other_factors_have_files_of_their_own(
+    tmp_path: Path,
+) -> None:
+    """llama.cpp chooses the factors by the size of the context."""
+    path = write_long_rope(tmp_path / "long.gguf", extra={"tokenizer.chat_template": TEMPLATE})
+    sizes: list[dict[str, Any]] = [
+        {"n_ctx": 500},
+        {"n_ctx": 510, "candidate_tokens": 3},
+        {"n_ctx": 500, "max_parallel": 2},
+    ]
+
+    def found(prompts: Path, **size: Any) -> tuple[Candidate, int]:
+        usual = {"n_threads": 1, "n_batch": 64, "n_ubatch": 32, "max_candidates": 2}
+        settings = {**usual, "candidate_tokens": 2, **size}
+        with closing(LlamaCppEngine(path, prompt_cache=prompts, **settings)) as engine:
+            return step(engine, "is there a rat", None)
+
+    short, *longs = (found(tmp_path / f"{n}", **size) for n, size in enumerate(sizes))
+    common = tmp_path / "common"
+    assert [found(common, **size)[1] > 0 for size in sizes] == [False, False, True]
+    assert not np.allclose(short[0].reading.logprobs[:2], longs[0][0].reading.logprobs[:2])
+    assert_same(found(common, **sizes[0])[0], short[0])
+    for (expected, _), size in zip(longs, sizes[1:], strict=True):
+        assert_same(found(common, **size)[0], expected)
 
 
 def test_what_was_loaded_can_be_rolled_back(make: Make, tmp_path: Path) -> None:

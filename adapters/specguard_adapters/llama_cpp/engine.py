@@ -166,7 +166,9 @@ class LlamaCppEngine(LocalEngine):
             prompt_cache,
             prompt_cache_gib,
             n_batch if n_batch % self._settings.n_ubatch else self._settings.n_ubatch,
-            model.identity() | self._settings.identity(),
+            model.identity()
+            | self._settings.identity()
+            | {"long_rope": model.long_rope(self._most_cells)},
         )
 
     @property
@@ -213,7 +215,7 @@ class LlamaCppEngine(LocalEngine):
         if first is None and self._prefixes.evict():
             first = shared.take()
         if first is None:  # a request with several sessions: one of them computes on its own
-            return self._cache(self._context(self._settings))
+            return self._cache(self._context(self._own_settings))
         return self._cache(shared.context, first, on_close=partial(shared.give_back, first))
 
     def compute(self, parts: Sequence[Part]) -> Sequence[Outcome]:
@@ -252,7 +254,7 @@ class LlamaCppEngine(LocalEngine):
                 slots = self.capabilities.max_parallel + self._prefixes.max_idle
                 settings = replace(
                     self._settings,
-                    cells=self.capabilities.max_parallel * self._settings.cells,
+                    cells=self._most_cells,
                     sequences=slots * self._width,
                 )
                 self._shared = SharedContext(
@@ -262,6 +264,18 @@ class LlamaCppEngine(LocalEngine):
                     evict=self._prefixes.evict,
                 )
             return self._shared
+
+    @property
+    def _most_cells(self) -> int:
+        """The size of the context of parallel requests, or of the only one."""
+        return self.capabilities.max_parallel * self._settings.cells
+
+    @property
+    def _own_settings(self) -> ContextSettings:
+        """Those of a context beside the one of parallel requests, with the same numbers."""
+        sizes = (self._settings.cells, self._most_cells)
+        own, most = map(self._model.long_rope, sizes)
+        return self._settings if own == most else replace(self._settings, cells=self._most_cells)
 
     def _most_sessions(self) -> int:
         """Return how many sessions llama.cpp has sequences for.

@@ -18,6 +18,8 @@ from specguard_chains.errors import EngineError, ModelIntegrityError
 
 VERSION: str = llama_cpp.__version__
 GPU: bool = llama_cpp.llama_supports_gpu_offload()
+CELLS_STEP = 256
+"""Contexts have a multiple of so many cells."""
 
 llama_cpp.llama_backend_init()
 
@@ -78,6 +80,19 @@ class Weights:
             "file": self._file,
             "loaded": self._loaded,
         }
+
+    def long_rope(self, cells: int) -> bool:
+        """Return whether positions are turned by the factors for long texts, if there are such.
+
+        llama.cpp goes by the size of a context, even if all of its sequences are short.
+        """
+        scaling = f"{self.metadata('general.architecture')}.rope.scaling"
+        kind, factor = self.metadata(f"{scaling}.type"), self.metadata(f"{scaling}.attn_factor")
+        if kind != "longrope" and factor is None:
+            return False
+        original = self.metadata(f"{scaling}.original_context_length")
+        padded = -(-cells // CELLS_STEP) * CELLS_STEP
+        return padded > int(original or self.n_ctx_train)
 
     def metadata(self, key: str) -> str | None:
         """Return a value of the file's metadata as text."""
