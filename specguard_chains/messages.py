@@ -30,7 +30,8 @@ STEPS_KEY = "specguard_steps"
 """Where the steps are in a message's `additional_kwargs`: a list, which merging appends to."""
 
 TEXT_BLOCKS = frozenset({"text", "text-plain", "input_text", "output_text"})
-REASONING_BLOCKS = frozenset({"reasoning", "thinking"})
+REASONING_BLOCKS = frozenset({"reasoning", "thinking", "redacted_thinking", "reasoning_content"})
+"""Reasoning as LangChain, Anthropic and Bedrock have it; a redacted one tells nothing."""
 IN_TOOL_CALLS = frozenset(
     {
         "tool_call",
@@ -147,7 +148,7 @@ def _assistant(message: AIMessage, answered: Collection[str]) -> TemplateMessage
     mapping = _mapping("assistant", message)
     blocks = [message.content] if isinstance(message.content, str) else message.content
     in_blocks = "".join(
-        block.get("reasoning") or block.get("thinking") or ""
+        _reasoning_text(block)
         for block in blocks
         if isinstance(block, Mapping) and _type(block) in REASONING_BLOCKS
     )
@@ -164,6 +165,12 @@ def _assistant(message: AIMessage, answered: Collection[str]) -> TemplateMessage
     if calls:
         mapping["tool_calls"] = calls
     return mapping
+
+
+def _reasoning_text(block: Mapping[str, Any]) -> str:
+    nested = block.get("reasoning_content")
+    within = nested.get("text") if isinstance(nested, Mapping) else None
+    return str(block.get("reasoning") or block.get("thinking") or within or "")
 
 
 def _call(identity: str | None, name: str, arguments: Any) -> dict[str, Any]:
@@ -199,6 +206,8 @@ def _block_text(block: str | Mapping[str, Any], role: str) -> str:
         return str(block["text"])
     if role == "assistant" and kind in REASONING_BLOCKS | IN_TOOL_CALLS:
         return ""
+    if role == "assistant" and kind == "refusal":
+        return str(block.get("refusal") or "")
     raise ConfigurationError(
         f"a {role} message has a block of type {kind!r}: these models read text only; leave the "
         "block out or put what it says into a text block"

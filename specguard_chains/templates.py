@@ -160,16 +160,33 @@ def _merge_neighbours(messages: Messages) -> Messages:
     """Join neighbours of the same role that consist of nothing but text."""
     merged: list[Mapping[str, Any]] = []
     for message in messages:
-        before = merged[-1] if merged else {}
-        if before.get("role") == message.get("role") and before.keys() == message.keys() == _PLAIN:
-            content = _joined(before["content"], message["content"])
-            merged[-1] = {**message, "content": content}
+        if merged and _are_mergeable(merged[-1], message):
+            merged[-1] = _merged(merged[-1], message)
         else:
             merged.append(message)
     return merged
 
 
 _PLAIN = {"role", "content"}
+_TEXTS = _PLAIN | {"name", "reasoning_content"}
+
+
+def _are_mergeable(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether two messages are texts of one role; calls and results stay apart."""
+    plain = all(_PLAIN <= message.keys() <= _TEXTS for message in (first, second))
+    return plain and first["role"] == second["role"] != "tool"
+
+
+def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return two messages as one, which has their name if they have the same."""
+    merged = {
+        key: value for key, value in second.items() if key != "name" or value == first.get("name")
+    }
+    merged["content"] = _joined(first["content"], second["content"])
+    thoughts = [message.get("reasoning_content") for message in (first, second)]
+    if any(thoughts):
+        merged["reasoning_content"] = "\n\n".join(filter(None, thoughts))
+    return merged
 
 
 def _joined(first: Any, second: Any) -> Any:

@@ -154,6 +154,26 @@ def test_peers_035_reasoning_is_kept_apart_for_the_template_to_decide(message: A
     ]
 
 
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "reasoning_content", "reasoning_content": {"text": "Hm.", "signature": "x"}},
+        {"type": "reasoning_content", "reasoning_content": {"redacted_content": "x"}},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "reasoning", "summary": [], "id": "rs_1"},
+        {"type": "refusal", "refusal": "4"},
+    ],
+)
+def test_answers_of_other_models_can_be_gone_on_from(block: dict[str, Any]) -> None:
+    refused = block["type"] == "refusal"
+    blocks: Any = [block] if refused else [block, {"type": "text", "text": "4"}]
+    (mapping,) = to_template([AIMessage(blocks)])
+    assert mapping["content"] == "4"
+    assert mapping.get("reasoning_content") == ("Hm." if "signature" in str(block) else None)
+    with pytest.raises(ConfigurationError, match=repr(block["type"])):
+        to_template([HumanMessage([block])])
+
+
 def test_repeated_roles_pass_through() -> None:
     assert to_template([HumanMessage("hi"), HumanMessage("hi")]) == [USER, USER]
 

@@ -97,6 +97,29 @@ def test_neighbours_of_one_role_are_merged_if_they_must() -> None:
     assert template.render([SYSTEM, user("a"), user("b")]) == "[user]Be brief.\n\na\n\nb\n"
 
 
+def test_neighbours_are_merged_whoever_spoke_and_thought() -> None:
+    template = ChatTemplate(STRICT)
+    named = [{**user("a"), "name": "Ann"}, {**user("b"), "name": "Bob"}]
+    assert template.render(named) == "[user]a\n\nb\n"
+    thoughts = [{**assistant("c"), "reasoning_content": "C"}, {**assistant("d"), "name": "writer"}]
+    assert template.render([*named, *thoughts]) == "[user]a\n\nb\n[assistant]c\n\nd\n"
+    examples = [{**SYSTEM, "name": "example_user"}, {**SYSTEM, "name": "example_assistant"}]
+    told = "[user]Be brief.\n\nBe brief.\n\nHi\n"
+    assert template.render([*examples, user("Hi")]) == told
+
+
+def test_merged_neighbours_keep_a_name_that_they_share_and_all_thoughts() -> None:
+    source = (
+        "{% if messages | length > 1 %}{{ raise_exception('one only') }}{% endif %}"
+        "{{ messages[0].name }}: {{ messages[0].reasoning_content }}"
+    )
+    one = {**assistant("a"), "name": "Ann", "reasoning_content": "A"}
+    other = {**assistant("b"), "name": "Ann", "reasoning_content": "B"}
+    assert ChatTemplate(source).render([one, other]) == "Ann: A\n\nB"
+    assert ChatTemplate(source).render([one, assistant("b")]) == ": A"
+    assert ChatTemplate(source).render([one, {**assistant("b"), "name": "Bob"}]) == ": A"
+
+
 def test_messages_that_a_template_takes_stay_as_they_are() -> None:
     text = ChatTemplate(CHATML).render([SYSTEM, user("a"), user("b")])
     assert text.count("<|im_start|>user") == 2
