@@ -13,8 +13,9 @@ from specguard_chains.decoding.constraint import Constraint
 from specguard_chains.errors import ConfigurationError
 
 FORMS = (
-    'a pydantic class, a TypedDict, a JSON schema, {"type": "json_schema", "json_schema": …}, '
-    '{"type": "json_object"}, {"type": "regex", "regex": …} or {"type": "grammar", "grammar": …}'
+    "a pydantic class, a TypedDict, a JSON schema, OpenAI's description of a function, "
+    '{"type": "json_schema", "json_schema": …}, {"type": "json_object"}, '
+    '{"type": "regex", "regex": …} or {"type": "grammar", "grammar": …}'
 )
 
 
@@ -67,7 +68,7 @@ class ResponseFormat:
             return cls(kind, source=given[kind])
         if kind == "json_object":
             return cls("json", JSON_OBJECT, reason_first=reason_first)
-        if kind == "json_schema":
+        if kind == "json_schema" or (kind is None and _is_named_schema(given)):
             described = given.get("json_schema", given)
             described = described if isinstance(described, Mapping) else {}
             schema, strict = _schema(described.get("schema")), described.get("strict")
@@ -91,8 +92,14 @@ _KEYWORDS = {"type", "properties", "anyOf", "oneOf", "allOf", "$ref", "enum", "c
 """A mapping with one of them is a JSON schema."""
 
 
+def _is_named_schema(given: Any) -> bool:
+    """Whether this is what stands under OpenAI's key json_schema."""
+    return isinstance(given, Mapping) and {"name", "schema"} <= given.keys()
+
+
 def _schema(given: Any) -> dict[str, Any]:
-    if isinstance(given, Mapping) and _KEYWORDS & given.keys():
+    is_tool = isinstance(given, Mapping) and given.get("type") == "function"
+    if isinstance(given, Mapping) and _KEYWORDS & given.keys() and not is_tool:
         return dict(given)
     try:
         if isinstance(given, Mapping):

@@ -29,9 +29,9 @@ from langchain_core.runnables import (
     RunnableMap,
     RunnablePassthrough,
 )
-from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
+from specguard_chains.asked import described
 from specguard_chains.errors import ConfigurationError
 from specguard_chains.response_format import ResponseFormat
 from specguard_chains.tools.json_scanner import json_region
@@ -77,7 +77,8 @@ def _by_call(
     model: Any, schema: Any, strict: bool | None, options: Mapping[str, Any]
 ) -> tuple[Runnable[LanguageModelInput, Any], Runnable[Any, Any]]:
     """Return the model that is made to call one tool, and what reads the call."""
-    name = convert_to_openai_tool(schema)["function"]["name"]
+    (tool,) = described([schema])
+    name = tool["function"]["name"]
     llm = model.bind_tools(
         [schema], tool_choice=name, parallel_tool_calls=False, strict=strict, **options
     )
@@ -120,10 +121,11 @@ def _described(schema: Any, strict: bool | None) -> dict[str, Any]:
     """Return OpenAI's description of an answer in JSON: plain values, for traces and caches."""
     form = ResponseFormat.of(schema)
     name = getattr(schema, "__name__", None) or form.schema.get("title") or "answer"
-    described: dict[str, Any] = {"name": str(name), "schema": dict(form.schema)}
+    description: dict[str, Any] = {"name": str(name), "schema": dict(form.schema)}
+    strict = form.strict if strict is None else strict
     if strict is not None:
-        described["strict"] = strict
-    return {"type": "json_schema", "json_schema": described}
+        description["strict"] = strict
+    return {"type": "json_schema", "json_schema": description}
 
 
 def _json_parser(schema: Any) -> BaseOutputParser[Any]:

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 import pytest
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel
 
 from specguard_chains import ConfigurationError
@@ -133,6 +134,38 @@ def test_a_descriptions_own_strict_counts_unless_the_call_says_otherwise() -> No
     with pytest.raises(ConfigurationError, match="strict=False"):
         model.invoke("hi", response_format=form)
     assert model.invoke("hi", response_format=form, strict=False).text == '{"a": []}'
+
+
+@pytest.mark.parametrize("method", ["json_schema", "json_mode", "function_calling"])
+def test_a_description_of_a_tool_is_a_schema(method: Any) -> None:
+    tool = convert_to_openai_tool(Person)
+    call = f'<tool_call>\n{{"name": "Person", "arguments": {JSON}}}\n</tool_call>'
+    model = toy_chat.scripted(call if method == "function_calling" else JSON)
+    for schema in (tool, tool["function"]):
+        structured = model.with_structured_output(schema, method=method)
+        assert structured.invoke("Who?") == {"name": "Ann", "age": 3}
+    answer = toy_chat.scripted("no", max_tokens=9).invoke("Who?", response_format=tool)
+    assert answer.text.startswith("{")
+
+
+def test_a_named_schema_is_its_schema() -> None:
+    named: dict[str, Any] = {"name": "person", "schema": Person.model_json_schema()}
+    model = toy_chat.scripted("5", max_tokens=9)
+    structured = model.with_structured_output(named, include_raw=True)
+    assert structured.invoke("Who?")["raw"].text.startswith("{")  # 5 would be any JSON
+    described = {"type": "json_schema", "json_schema": {**named, "strict": True}}
+    for form in (described, described["json_schema"]):
+        named["schema"]["properties"]["name"]["not"] = {"type": "null"}
+        with pytest.raises(ConfigurationError, match="strict=False"):
+            toy_chat.scripted().with_structured_output(form).invoke("Who?")
+        lenient: Any = toy_chat.scripted(JSON).with_structured_output(form, strict=False)
+        assert lenient.invoke("Who?") == {"name": "Ann", "age": 3}
+
+
+@pytest.mark.parametrize("schema", [{"type": "object"}, {"type": "web_search"}, 5])
+def test_what_no_tool_can_be_made_of_is_an_error_of_configuration(schema: Any) -> None:
+    with pytest.raises(ConfigurationError, match="tool"):
+        toy_chat.scripted().with_structured_output(schema, method="function_calling")
 
 
 @pytest.mark.parametrize(
