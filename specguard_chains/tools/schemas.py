@@ -53,10 +53,27 @@ def json_rule(
     """
     guidance = {"lenient": not strict, "json_allowed_escapes": _ESCAPES}
     guidance |= _COMPACT if compact else _FLEXIBLE
-    text = json.dumps({**closed(schema), "x-guidance": guidance}, ensure_ascii=False)
+    whole = closed(schema)
+    text = _text(whole, guidance)
+    if not strict and _fault(text):  # what llguidance leaves out is keywords that it does not know
+        text = _text(_without_patterns(whole), guidance)
     if fault := _fault(text):
         raise ConfigurationError(f"{of} cannot be enforced: {_reason(fault)}")
     return f"%json {text}"
+
+
+def _text(schema: Mapping[str, Any], guidance: Mapping[str, Any]) -> str:
+    return json.dumps({**schema, "x-guidance": guidance}, ensure_ascii=False)
+
+
+def _without_patterns(schema: Any) -> Any:
+    """Return a schema without the patterns of strings that no grammar can have, as look-around."""
+    if not isinstance(schema, Mapping):
+        return schema
+    kept = {key: _applied(key, value, _without_patterns) for key, value in schema.items()}
+    if "pattern" in kept and _fault(json.dumps({"pattern": kept["pattern"]})):
+        del kept["pattern"]
+    return kept
 
 
 @lru_cache(maxsize=1024)

@@ -402,6 +402,19 @@ def test_what_cannot_be_enforced_can_be_left_out() -> None:
     assert allowed(constraint, tagged(call)) == tagged(call) + "END"
 
 
+@pytest.mark.parametrize("mode", ["any", "auto"])
+def test_patterns_that_no_grammar_can_have_can_be_left_out_and_others_stay(mode: str) -> None:
+    look = {"type": "string", "pattern": r"^(?!\.)[a-z.]+@[a-z.]+$"}
+    pattern = {"type": "string", "pattern": "^[a-z]+$"}  # a property may be called so, too
+    sends = tool("send", to={"anyOf": [look, {"type": "null"}]}, pattern=pattern)
+    text = tagged('{"name": "send", "arguments": {"to": "a@b.c", "pattern": "x"}}')
+    constraint = calls(mode, tools=[sends], strict=False)
+    assert allowed(constraint, text) == text + "END"
+    assert not allowed(constraint, text.replace('"x"', '"X"')).endswith("END")
+    with pytest.raises(ConfigurationError, match="schema of tool 'send' cannot be enforced"):
+        calls(mode, tools=[sends])
+
+
 def test_formats_are_enforced_where_they_are_known_and_remarks_elsewhere() -> None:
     date, path = {"type": "string", "format": "date"}, {"type": "string", "format": "path"}
     constraint = calls("any", tools=[tool("f", d=date, p=path)])
