@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
@@ -29,6 +29,7 @@ from specguard_chains.llm_chunks import last_chunk, result, step_chunk
 from specguard_chains.llm_runs import PromptRun, joined, prompt_runs
 from specguard_chains.messages import to_template
 from specguard_chains.model_base import SpecGuardModel
+from specguard_chains.model_binding import StepsBinding
 from specguard_chains.parameters import refuse_secrets
 from specguard_chains.together import atogether, places, together
 
@@ -126,6 +127,12 @@ class SpecGuardLLM(Batches, SpecGuardModel, BaseLLM):
         """Return how many tokens the prompt has that LangChain makes of these messages."""
         return len(self._tokens(self._prompt(get_buffer_string(messages))))
 
+    if not TYPE_CHECKING:  # LangChain's own binding says more to type checkers
+
+        def bind(self, **kwargs):
+            """See `Runnable.bind`."""
+            return StepsBinding(bound=self, kwargs=kwargs)
+
     # Answers
 
     def steps(
@@ -207,7 +214,9 @@ class SpecGuardLLM(Batches, SpecGuardModel, BaseLLM):
                 if run_manager is not None:
                     await adispatch(run_manager, step, self.trace_steps)
                 yield await self._atold(step_chunk(step), run_manager)
-        yield await self._atold(last_chunk(call, steps), run_manager)
+        # A prompt is counted by a tokenizer, or by a server, for which the event loop cannot wait.
+        last = await asyncio.to_thread(last_chunk, call, steps)
+        yield await self._atold(last, run_manager)
 
     def _told(
         self, chunk: GenerationChunk, run_manager: CallbackManagerForLLMRun | None

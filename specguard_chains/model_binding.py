@@ -1,4 +1,4 @@
-"""What is bound to a chat model: tools, forms of answers, and any other options of its calls."""
+"""What is bound to a model: any options of its calls, and to a chat model tools and forms."""
 
 from __future__ import annotations
 
@@ -59,6 +59,8 @@ class BindsTools:
         # LangChain's standard tests bind such ones.
         named = {tool["function"]["name"]: tool for tool in bound["tools"]}
         Asked.taken_from({**bound, "tools": named.values()})
+        if "tools" in getattr(self, "kwargs", {}):  # other tools, among which was chosen
+            bound.setdefault("tool_choice", None)
         bind = cast("Any", self).bind
         return cast("Runnable[LanguageModelInput, AIMessage]", bind(**bound, **kwargs))
 
@@ -100,8 +102,8 @@ class BindsTools:
         )
 
 
-class ModelBinding(StepSource, BindsTools, RunnableBinding[Any, Any]):
-    """A chat model with options bound to it, which also count in what is made of the binding.
+class StepsBinding(RunnableBinding[Any, Any]):
+    """A model with options bound to it, which also count in the steps of its answers.
 
     LangChain's own binding hands methods that it does not have to the bare model, without them.
     """
@@ -120,3 +122,7 @@ class ModelBinding(StepSource, BindsTools, RunnableBinding[Any, Any]):
     def lc_id(cls) -> list[str]:
         """Return the id of LangChain's own class: what is stored is the same."""
         return RunnableBinding.lc_id()
+
+
+class ModelBinding(StepSource, BindsTools, StepsBinding):
+    """A chat model with options bound to it, which also count in what is made of the binding."""

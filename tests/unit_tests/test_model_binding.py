@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from specguard_chains import ChatSpecGuard, StepParser
 from tests.unit_tests import toy_chat
 from tests.unit_tests.routes import collect, passed
+from tests.unit_tests.test_model_class import KINDS
 
 
 class Person(BaseModel):
@@ -80,8 +81,24 @@ def test_tools_stay_beside_a_form() -> None:
     assert llm.kwargs["parallel_tool_calls"] is False
 
 
-def test_steps_have_the_options_of_the_binding() -> None:
-    bound: Any = toy_chat.scripted().bind(max_tokens=3, stop=["x"])
+def multiply(a: int, b: int) -> int:
+    """Multiply two numbers."""
+    return a * b
+
+
+@pytest.mark.parametrize("choice", ["add", "any"])
+def test_a_choice_goes_with_the_tools_among_which_it_was_made(choice: str) -> None:
+    bound: Any = toy_chat.scripted().bind_tools([add], tool_choice=choice, max_tokens=3)
+    again = bound.bind_tools([multiply])
+    assert again.invoke("hi").text == "One"
+    assert again.bind_tools([add], tool_choice="add").kwargs["tool_choice"] == "add"
+    before: Any = toy_chat.scripted().bind(tool_choice=choice)
+    assert before.bind_tools([add]).kwargs["tool_choice"] == choice
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_have_the_options_of_the_binding(kind: str) -> None:
+    bound: Any = KINDS[kind](toy_chat.scripted()).bind(max_tokens=3, stop=["x"])
     assert [step.text for step in bound.steps("hi")] == ["One"]
     assert [step.text for step in bound.steps("hi", stop=["n"])] == ["O"]
     assert [step.text for step in bound.steps("hi", max_tokens=1)] == ["O"]
