@@ -154,7 +154,8 @@ class ChatSpecGuard(StepSource, BindsTools, Batches, TappedChatModel):
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
-        return {**super()._identifying_params, "reasoning_steps": self.reasoning_steps}
+        own = {"reasoning_steps": self.reasoning_steps, "output_version": self.output_version}
+        return {**super()._identifying_params, **own}
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         return profile(self)
@@ -247,10 +248,11 @@ class ChatSpecGuard(StepSource, BindsTools, Batches, TappedChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         call, writer = self._call(messages, stop, kwargs)
         for step in call.steps():
-            chunk = writer.chunk(step)
+            chunks = writer.chunks(step)
             if run_manager is not None:  # else the tap sees the chunk
                 dispatch(run_manager, step, self.trace_steps)
-            yield ChatGenerationChunk(message=chunk)
+            for chunk in chunks:
+                yield ChatGenerationChunk(message=chunk)
         last = writer.last(call.input_tokens, call.metadata(writer.steps))
         yield ChatGenerationChunk(message=last)
 
@@ -264,11 +266,14 @@ class ChatSpecGuard(StepSource, BindsTools, Batches, TappedChatModel):
         call, writer = await self._acall(messages, stop, kwargs)
         async with aclosing(call.asteps()) as steps:
             async for step in steps:
-                chunk = writer.chunk(step)
+                chunks = writer.chunks(step)
                 if run_manager is not None:
                     await adispatch(run_manager, step, self.trace_steps)
-                yield ChatGenerationChunk(message=chunk)
-        last = writer.last(call.input_tokens, call.metadata(writer.steps))
+                for chunk in chunks:
+                    yield ChatGenerationChunk(message=chunk)
+        # A prompt is counted by a tokenizer, or by a server, for which the event loop cannot wait.
+        input_tokens = await asyncio.to_thread(lambda: call.input_tokens)
+        last = writer.last(input_tokens, call.metadata(writer.steps))
         yield ChatGenerationChunk(message=last)
 
     def _call(

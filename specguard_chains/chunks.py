@@ -49,8 +49,20 @@ class ChunkWriter:
         self._latest = ""
         """The reasoning that was written last, for an answer that ends without a text."""
 
+    def chunks(self, step: Step) -> list[AIMessageChunk]:
+        """Return what a step is streamed as: one chunk, or two if it has both text and calls.
+
+        LangChain's events of version 3 (core 1.8.3) take a call beside text for the one that stood
+        so in an earlier chunk, which is lost, and leave out one that is malformed.
+        """
+        chunk = self.chunk(step)
+        if not (chunk.content and chunk.tool_call_chunks):
+            return [chunk]
+        text = AIMessageChunk(content=chunk.content, additional_kwargs=chunk.additional_kwargs)
+        return [text, AIMessageChunk(content="", tool_call_chunks=chunk.tool_call_chunks)]
+
     def chunk(self, step: Step) -> AIMessageChunk:
-        """Return the chunk that a step is streamed as."""
+        """Return everything that a step adds to the message."""
         self.steps.append(step)
         last = step.finish_reason is not None
         parts = self._reader.add(step.text, last=last)

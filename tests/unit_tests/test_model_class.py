@@ -41,7 +41,7 @@ from specguard_chains.errors import EngineError
 from specguard_chains.llm import SpecGuardLLM
 from specguard_chains.model_base import profile
 from specguard_chains.templates import ChatTemplate
-from tests.toy_engine import ToyEngine, random_policy
+from tests.toy_engine import ToyEngine, random_policy, scripted_policy
 from tests.unit_tests import test_llm, toy_chat
 from tests.unit_tests.routes import collect
 from tests.unit_tests.test_llm import Counting, plain
@@ -285,6 +285,16 @@ def test_a_cache_tells_schemas_and_tools_of_one_name_apart(global_cache: InMemor
     assert len(global_cache._cache) == 4
 
 
+def test_a_cache_tells_forms_of_messages_apart(global_cache: InMemoryCache) -> None:
+    model = toy_chat.scripted("One a.", seed=1)
+    assert model.invoke("hi").content == "One a."
+    for _ in range(2):
+        (block,) = model.model_copy(update={"output_version": "v1"}).invoke("hi").content
+        assert isinstance(block, dict)
+        assert block["text"] == "One a."
+    assert len(global_cache._cache) == 2
+
+
 @classes
 def test_a_cache_that_is_not_there_is_an_error(cls: type[Model]) -> None:
     model = cls(decoder="target", target=engine_of(toy_chat.scripted()), cache=True)
@@ -464,6 +474,33 @@ def test_several_event_loops_share_a_model(kind: str) -> None:
         parts = [REQUESTS[i::4] for i in range(4)]
         answers = list(pool.map(lambda part: asyncio.run(some(part)), parts))
     assert answers == [[alone[seed] for _, seed in part] for part in parts]
+
+
+class Counted(ToyEngine):
+    """Remembers on which threads prompts are encoded: that may ask a server."""
+
+    def __init__(self) -> None:
+        super().__init__(scripted_policy(*toy_chat.STEPS))
+        self.threads: set[int] = set()
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        self.threads.add(threading.get_ident())
+        return super().encode(prompt)
+
+
+@kinds
+@pytest.mark.parametrize("route", ["ainvoke", "astream", "asteps"])
+def test_no_event_loop_waits_while_a_prompt_is_counted(kind: str, route: str) -> None:
+    engine = Counted()
+    model: Any = KINDS[kind](ChatSpecGuard(decoder="target", target=engine))
+
+    async def ask() -> None:
+        answer = getattr(model, route)("hi")
+        await (answer if route == "ainvoke" else collect(answer))
+        assert threading.get_ident() not in engine.threads
+
+    asyncio.run(ask())
+    assert engine.threads
 
 
 QUEUE_ROUTES: dict[str, Callable[[Any], Any]] = {

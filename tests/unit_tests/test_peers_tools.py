@@ -452,6 +452,24 @@ def test_peers_044_several_calls_are_streamed_one_after_the_other(max_step_token
     assert len(calls_of(sum(chunks[1:], start=chunks[0]))) == 2
 
 
+def _from_events(runnable: Any, question: Any) -> Any:
+    stream = runnable.stream_events(question, version="v3")
+    assert list(stream)
+    return stream.output
+
+
+@pytest.mark.parametrize("route", [*ANSWERS, "v3"])
+@pytest.mark.parametrize("output_version", ["v0", "v1"])
+def test_peers_044_calls_between_texts_are_all_there(route: str, output_version: str) -> None:
+    found = call_text("search", '{"query": "x"}')
+    said = f"One {ADD} two {found} three {call_text('add', '{')} four"
+    model = talk(said, constraints=False, output_version=output_version)
+    answer: Any = {**ANSWERS, "v3": _from_events}[route](model.bind_tools([add, search]), "Go!")
+    assert answer.text.split() == ["One", "two", "three", "four"]
+    assert [call["name"] for call in answer.tool_calls] == ["add", "search"]
+    assert [call["name"] for call in answer.invalid_tool_calls] == ["add"]
+
+
 @pytest.mark.parametrize(
     "text",
     [
