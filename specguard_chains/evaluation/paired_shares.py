@@ -19,6 +19,8 @@ from specguard_chains.errors import EvaluationError
 CONFIDENCE = 0.95
 _HALVINGS = 50
 """Until an end of the interval is sure to more digits than a float has."""
+_ROUNDING = 1e-9
+"""Shares that differ by less are equal: 0.07 of 100 problems is a little more than 7 of them."""
 
 
 def difference_interval(
@@ -48,7 +50,7 @@ def problems_needed(
     None if it never would: the shares themselves do not differ by more.
     """
     _check(wins, losses, n)
-    if n == 0 or wins - losses <= difference * n:
+    if n == 0 or wins - losses <= (difference + _ROUNDING) * n:
         return None
 
     def enough(problems: int) -> bool:
@@ -90,7 +92,7 @@ def _z(confidence: float) -> float:
 
 def _check(wins: float, losses: float, n: float) -> None:
     # Sums of fractions may exceed the whole in the last digit.
-    if wins < 0 or losses < 0 or wins + losses > n * (1 + 1e-9):
+    if wins < 0 or losses < 0 or wins + losses > n * (1 + _ROUNDING):
         raise EvaluationError(
             f"{wins} wins and {losses} losses of {n} problems; count each problem once"
         )

@@ -69,6 +69,14 @@ def test_a_lower_accuracy_is_not_shown_by_more_problems() -> None:
     assert problems_needed(-0.05, 0, 0, 0) is None
 
 
+@pytest.mark.parametrize("points_below", range(1, 21))
+def test_an_accuracy_of_just_the_tolerance_below_is_not_shown_by_any_number(
+    points_below: int,
+) -> None:
+    """Whatever the tolerance is as a float: 0.07 of 100 is not 7."""
+    assert problems_needed(-points_below / 100, 0, points_below, 100) is None
+
+
 def test_what_cannot_be_counted_is_an_error() -> None:
     with pytest.raises(EvaluationError, match="3 wins and 2 losses of 4 problems"):
         difference_interval(3, 2, 4)
