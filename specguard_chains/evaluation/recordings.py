@@ -146,17 +146,13 @@ class Recorder:
             others = draft.sample(
                 self.num_others, answer.boundary(), self.others, seed=(self.seed, answer.number)
             )
-            good = well
-            if not ahead.startswith(drafted.text):  # else the target would go on just like that
-                rest = go_on(target, drafted, answer.tokens_left)
-                good = self.checker.check(answer.text + drafted.text + rest, problem).right
             kept, source = drafted, Source.DRAFT
-            if not good:
-                (kept,), source = answer.sample(target, Source.TARGET, 1), Source.TARGET
-            if ahead.startswith(kept.text):
-                ahead = ahead[len(kept.text) :]
+            rest, good = self._outcome(problem, target, answer, drafted, ahead, well)
+            if good:
+                ahead, well = rest, True
             else:
-                ahead, well = rest, good
+                (kept,), source = answer.sample(target, Source.TARGET, 1), Source.TARGET
+                ahead, well = self._outcome(problem, target, answer, kept, ahead, well)
             answer.extend(kept, source, Proposal([drafted], 0, UNVERIFIED))
             yield RecordedStep(
                 drafted=Written.of(drafted),
@@ -164,6 +160,27 @@ class Recorder:
                 kept=Written.of(kept),
                 others=tuple(other.text for other in others),
             )
+
+    def _outcome(
+        self,
+        problem: Problem,
+        target: Session,
+        answer: Answer,
+        step: Candidate,
+        ahead: str,
+        well: bool,
+    ) -> tuple[str, bool]:
+        """Return how the target ends the answer behind a step, and whether rightly.
+
+        A step that it would write itself needs no second answer, unless it ends the answer before
+        the target would. The target's own one may be another than before: in other batches
+        near-ties can fall the other way.
+        """
+        as_before = ahead == step.text if step.ends_sequence else ahead.startswith(step.text)
+        if as_before:
+            return ahead[len(step.text) :], well
+        rest = go_on(target, step, answer.tokens_left)
+        return rest, self.checker.check(answer.text + step.text + rest, problem).right
 
     def _to_the_end(self, session: Session) -> Candidate:
         """Return the greedy answer of a model alone; its sequence stays."""

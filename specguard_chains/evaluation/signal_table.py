@@ -55,7 +55,7 @@ class Row:
     even: float | None
     """AUROC on the half on which choices are made; of what is fitted, by cross-validation there."""
     odd: Estimate | None
-    """AUROC on the other half, with its interval."""
+    """AUROC on the other half, with its interval; None if there is none, or nothing to fit on."""
     over_length: Estimate | None
     """What it adds there to the length alone: both together against the length."""
     fitted: bool = False
@@ -100,14 +100,12 @@ def _row(
     *,
     fitted: bool,
 ) -> Row:
-    labels, problems = _labels(odd), _problems(odd)
-    length = None if LENGTH in names else _over_length(names, even, odd)
     scores = _scores(names, even, odd) if fitted else _column(names[0], odd)
     return Row(
         " + ".join(names),
         _auroc(_held_out(names, even) if fitted else _column(names[0], even), even),
-        None if _one_class(odd) else auroc_estimate(scores, labels, problems),
-        length,
+        None if scores is None else auroc_estimate(scores, _labels(odd), _problems(odd)),
+        None if LENGTH in names else _over_length(names, even, odd),
         fitted,
     )
 
@@ -115,9 +113,9 @@ def _row(
 def _over_length(
     names: Sequence[str], even: Sequence[LabelledStep], odd: Sequence[LabelledStep]
 ) -> Estimate | None:
-    if _one_class(odd):
-        return None
     joined = _scores((*names, LENGTH), even, odd)
+    if joined is None:
+        return None
     return auroc_difference(joined, _column(LENGTH, odd), _labels(odd), _problems(odd))
 
 
@@ -138,9 +136,10 @@ def fit(names: Sequence[str], steps: Sequence[LabelledStep]) -> Any:
 
 def _scores(
     names: Sequence[str], train: Sequence[LabelledStep], steps: Sequence[LabelledStep]
-) -> Floats:
+) -> Floats | None:
+    """Return each step's score by a fit to others, None if there is nothing to fit or to score."""
     if _one_class(train) or not steps:
-        return np.zeros(len(steps))
+        return None
     scores: Floats = fit(names, train).decision_function(_matrix(names, steps))
     return scores
 

@@ -40,7 +40,7 @@ from specguard_chains.evaluation.solutions import steps_of, text_candidate
 
 Signals = dict[str, float]
 RAW = Sampling(temperature=1.0, top_p=1.0)
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
 
 
 class ReadSignals(ProblemRecord):
@@ -194,7 +194,7 @@ def of_texts(step: RecordedStep, number: int) -> Signals:
         return signals
     vectors = HashedNgrams()([text, *others]).astype(np.float64)
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    numbers = [_NUMBER.findall(each) for each in (text, *others)]
+    numbers = [_numbers(each) for each in (text, *others)]
     last = [each[-1:] for each in numbers]
     shares = np.array(list(Counter(map(tuple, last)).values())) / len(last)
     return signals | {
@@ -203,6 +203,11 @@ def of_texts(step: RecordedStep, number: int) -> Signals:
         "agreement_words": float((vectors[1:] @ vectors[0]).mean()),
         "agreement_entropy": float((shares * np.log(shares)).sum()),
     }
+
+
+def _numbers(text: str) -> list[str]:
+    """Return the numbers of a text in their order, without commas between thousands."""
+    return [number.replace(",", "") for number in _NUMBER.findall(text)]
 
 
 def _walk(session: Session, places: Sequence[Place]) -> Iterator[Candidate]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -103,6 +103,31 @@ def test_a_good_step_saves_a_problem_that_the_target_does_not_solve() -> None:
     assert [step.good for step in recording.steps] == [True, False]
     assert recording.right
     assert not recording.solvable
+
+
+def test_a_step_that_ends_the_answer_too_early_is_bad() -> None:
+    """Also if the target would begin with the same words, as it would go on behind them."""
+    recording = recorded(["a\n\n", "b"], ["a\n\n", "b\n\n", "2"], ["2"])
+    assert [step.good for step in recording.steps][:2] == [True, False]
+    assert recording.right
+
+
+def test_a_target_that_writes_otherwise_than_before_is_asked_again() -> None:
+    """In other batches near-ties fall otherwise: what it wrote at first is no outcome then."""
+    target = [scripted_policy("pA\n\n", "B\n\n", "2")]
+
+    class Turning(Contains):
+        def check(self, text: str, problem: Problem) -> Any:
+            target[0] = scripted_policy("pZ\n\n", "Y\n\n", "2")
+            return super().check(text, problem)
+
+    recording = Recorder(
+        ToyEngine(scripted_policy("a\n\n", "Y\n\n", "2"), name="draft"),
+        ToyEngine(lambda tokens: target[0](tokens), name="target"),
+        Turning(["pA\n\nB\n\n2", "pZ\n\nY\n\n2"]),  # type: ignore[arg-type]
+    ).record(PROBLEM)
+    assert [step.kept.text for step in recording.steps] == ["pZ\n\n", "Y\n\n", "2"]
+    assert [step.good for step in recording.steps] == [False, True, True]
 
 
 def test_other_candidates_are_drawn_in_the_same_place() -> None:
@@ -218,6 +243,13 @@ def test_agreement_looks_at_numbers_and_words() -> None:
     assert alone == {"length": signals["length"], "position": -2.0}
 
 
+def test_thousands_are_parts_of_their_number() -> None:
+    recording = recorded(["so 1,000\n\n", "b"], ["A\n\n", "B"], ["7"], hopeless_too=True)
+    step = recording.steps[0].model_copy(update={"others": ("so 2,000\n\n", "so 1000\n\n")})
+    signals = of_texts(step, 1)
+    assert signals["agreement_last"] == signals["agreement_numbers"] == 0.5
+
+
 def test_steps_that_outgrow_a_context_are_left_out() -> None:
     draft, target = ["a" * 30 + "\n\n", "b" * 30], ["A\n\n", "B"]
     recording = recorded(draft, target, [""])
@@ -291,6 +323,23 @@ def test_a_combination_of_too_few_problems_has_no_figure_where_choices_are_made(
     ]
     (row,) = [row for row in table(steps, [("length", "a")]) if row.fitted]
     assert row.even is None, "all good steps are of one problem: without it there is no fit"
+
+
+def test_what_cannot_be_fitted_has_no_figure_on_the_other_half() -> None:
+    """Steps that are all good on the even half teach nothing: no fit is no worth of a half."""
+    rng = np.random.default_rng(0)
+    steps = [
+        LabelledStep(
+            f"p/{n}", "p", n, n % 2 == 0 or n % 4 == 1, {name: rng.normal() for name in "ab"}
+        )
+        for n in range(40)
+    ]
+    steps = [replace(step, signals={**step.signals, "length": step.signals["b"]}) for step in steps]
+    rows = {row.name: row for row in table(steps, [("a", "b")])}
+    assert rows["a"].odd is not None, "needs no fit"
+    assert rows["a"].over_length is None
+    assert rows["a + b"].odd is None
+    assert rows["a + b"].over_length is None
 
 
 def test_a_signal_that_is_the_length_adds_nothing_to_it() -> None:
