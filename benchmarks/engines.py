@@ -6,10 +6,10 @@
    the GGUF file, quantised) and on transformers (the same file in float32), each with and without
    attention read, and on a server if one is named. Each engine runs in a process of its own, which
    tells its peak memory.
-2. Attention on transformers at 1,024 tokens of context: one decoding step with plain SDPA and one
-   whose attention is read, in turn on one engine. Wanted: at most 10 % more.
-3. Memory for attention at 512, 2,048 and 8,192 tokens of context: the largest array of
-   probabilities that a step of 32 tokens and the reading of the whole context have needed.
+2. Attention on transformers at about 1,000 tokens of context: one decoding step with plain SDPA
+   and one whose attention is read, in turn on one engine. Wanted: at most 10 % more.
+3. Memory for attention at contexts of growing length: the largest array of probabilities that a
+   step of 32 tokens and the reading of the whole context have needed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def measure(name: str, *, attention: bool, tokens: int, rounds: int) -> dict[str
 def attention_cost(rounds: int, context: int) -> None:
     """One step of decoding, read and not read, in turn on one engine."""
     engine = load("transformers", attention=True, n_ctx=context + 128)
-    prompt = Prompt(text=filler(engine, context))
+    prompt = filler(engine, context)
 
     def compare() -> dict[str, list[float]]:
         sessions = {
@@ -102,7 +102,7 @@ def attention_cost(rounds: int, context: int) -> None:
         print(f"  {name:15} {1000 * statistics.median(values):7.1f} ms a token")
     print(
         f"  ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) over "
-        f"{rounds} rounds at {context} tokens of context"
+        f"{rounds} rounds at {len(engine.encode(prompt))} tokens of context"
     )
 
 
@@ -122,10 +122,10 @@ def attention_memory(contexts: list[int]) -> None:
     engine = load("transformers", attention=True, n_ctx=max(contexts) + 128)
     for context in contexts:
         figures = {}
+        prompt = filler(engine, context)
 
-        def read(context: int = context, figures: dict[str, int] = figures) -> None:
+        def read(prompt: Prompt = prompt, figures: dict[str, int] = figures) -> None:
             nonlocal largest
-            prompt = Prompt(text=filler(engine, context))
             with closing(engine.open(prompt, grounding=GroundingSpec())) as session:
                 largest = 0
                 write(session, 1)
@@ -137,16 +137,17 @@ def attention_memory(contexts: list[int]) -> None:
 
         on_compute_thread(engine, read)
         print(
-            f"  {context:5} tokens: {figures['step'] / 1e6:6.2f} MB for a step of 32 tokens, "
+            f"  {len(engine.encode(prompt)):5} tokens: {figures['step'] / 1e6:6.2f} MB for a step "
+            "of 32 tokens, "
             f"{figures['context'] / 1e6:6.2f} MB while the context is read"
         )
 
 
-def filler(engine: Engine, tokens: int) -> str:
-    """Return a text of about so many tokens."""
+def filler(engine: Engine, tokens: int) -> Prompt:
+    """Return a prompt of at most so many tokens, and not many less."""
     sentence = "The quick brown fox jumps over the lazy dog. "
     each = len(engine.encode(Prompt(text=sentence)))
-    return sentence * (tokens // each)
+    return Prompt(text=sentence * (tokens // each))
 
 
 def report(name: str, *, attention: bool, tokens: int, rounds: int) -> None:
@@ -166,7 +167,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--server", help="openai://host:port/model")
-    parser.add_argument("--contexts", type=int, nargs="+", default=[512, 2048, 8192])
+    parser.add_argument(
+        "--contexts", type=int, nargs="+", default=[512, 2048, 8192], help="tokens, at most"
+    )
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--attention", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

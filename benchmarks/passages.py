@@ -88,7 +88,8 @@ def main() -> None:
     low, high = wilson_interval(sum(found), len(found))
     print(
         f"the right passage has the largest share in {sum(found)} of {len(found)} steps "
-        f"({low:.0%} to {high:.0%}; by chance 33%)"
+        f"({low:.0%} to {high:.0%} if steps were independent, which those of one question are not; "
+        "by chance 33%)"
     )
 
 

@@ -15,6 +15,7 @@ with `--threshold 1` (mostly) every one is rejected.
 from __future__ import annotations
 
 import argparse
+import resource
 import statistics
 import tempfile
 import threading
@@ -35,6 +36,7 @@ from shared import DRAFTS_SIGNALS
 
 from specguard_chains import ChatSpecGuard
 from specguard_chains.assembly import unload
+from specguard_chains.options import PAPERS_THRESHOLD
 
 MESSAGE = (
     "A baker has {n} loaves of bread. She sells {m} of them in the morning and half of the rest in "
@@ -44,9 +46,9 @@ FILLER = "The {n}th line of this text is here only to fill the context of the mo
 
 
 def resident_mb() -> float:
-    """Return the process's resident memory."""
+    """Return the process's resident memory in 10^6 bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096 / 2**20
+    return pages * resource.getpagesize() / 1e6
 
 
 def first_step(llm: ChatSpecGuard, messages: Sequence[BaseMessage]) -> tuple[float, AIMessage]:
@@ -166,7 +168,7 @@ def restart(arguments: argparse.Namespace) -> None:
             ratio = median / computed
             print(f"{name:20} first step after {median:6.2f} s, to computed: {ratio:.2f}")
         size = sum(path.stat().st_size for path in Path(folder).iterdir())
-        print(f"the folder: {size / 2**20:.0f} MB")
+        print(f"the folder: {size / 1e6:.0f} MB")
 
 
 def after_restart(arguments: argparse.Namespace, lines: int, folder: str | None) -> float:
@@ -216,8 +218,8 @@ def chat(arguments: argparse.Namespace, **changed: Any) -> ChatSpecGuard:
         "draft": arguments.draft,
         "target": arguments.target,
         "decoder": "specguard-greedy",
-        "threshold": arguments.threshold,
         **DRAFTS_SIGNALS,
+        "threshold": arguments.threshold,
         "patience": 0,
         "max_tokens": arguments.max_tokens,
     }
@@ -253,7 +255,7 @@ def main() -> None:
     parser.add_argument("what", choices=cases)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=80)
-    parser.add_argument("--threshold", type=float, default=0.7)
+    parser.add_argument("--threshold", type=float, default=PAPERS_THRESHOLD)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--requests", type=int, default=4)
     parser.add_argument("--pair", default="qwen2.5-coder-0.5b-1.5b")

@@ -14,8 +14,13 @@ from specguard_chains.decoding.decoder import Decoder, Request
 from specguard_chains.decoding.steps import Step
 from specguard_chains.decoding.token_tree import TokenTree
 from specguard_chains.evaluation.statistics import ratio_of_sums
+from specguard_chains.options import PAPERS_THRESHOLD
 
-DRAFTS_SIGNALS: dict[str, Any] = {"verify_with": "draft", "confidence_weight": 0.3}
+DRAFTS_SIGNALS: dict[str, Any] = {
+    "verify_with": "draft",
+    "confidence_weight": 0.3,
+    "threshold": PAPERS_THRESHOLD,
+}
 """Options with which steps are judged as in the paper, attention included."""
 
 

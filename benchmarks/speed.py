@@ -74,7 +74,7 @@ def main() -> None:
     for name in ("confidence_weight", "verify_with"):
         if (value := getattr(arguments, name)) is not None:
             common[name] = value
-    grounded = (arguments.confidence_weight or 1.0) < 1
+    grounded = SpecGuardOptions(**common).confidence_weight < 1
     usual = [name for name in VARIANTS if not (grounded and name == SPECULATING)]
     wanted = ["plain", *(arguments.variants or usual)]
     decoders = {

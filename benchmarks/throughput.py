@@ -3,6 +3,7 @@
     python benchmarks/throughput.py [--pair NAME] [--draft M] [--target M] [--decoder specguard]
                                     [--requests 8] [--rounds 5] [--tokens 100] [--threads 2]
 
+Steps are judged as in the paper unless told otherwise: by the draft's signals, attention included.
 A batch of as many chat questions as `max_parallel` allows, answered by `ChatSpecGuard.batch` at
 temperature 0: by engines that admit all of them, and by engines that admit one at a time. Rounds
 take turns, each with questions of its own and cold caches, in one process; a round's ratio is the
@@ -23,6 +24,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from specguard_chains import ChatSpecGuard
 from specguard_chains.decoding.specguard import VerifyWith
 from specguard_chains.models import DEFAULT_PAIR
+from specguard_chains.options import PAPERS_THRESHOLD
 
 SYSTEM = (
     "You are a patient teacher. Explain your reasoning in short steps, each in a paragraph of its "
@@ -84,6 +86,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--confidence-weight", type=float, default=0.3, help="1 reads no attention")
     parser.add_argument("--verify-with", choices=get_args(VerifyWith), default="draft")
+    parser.add_argument("--threshold", type=float, default=PAPERS_THRESHOLD)
     parser.add_argument("--patience", type=int, default=0)
     arguments = parser.parse_args()
 
@@ -95,6 +98,7 @@ def main() -> None:
             decoder=arguments.decoder,
             confidence_weight=arguments.confidence_weight,
             verify_with=arguments.verify_with,
+            threshold=arguments.threshold,
             patience=arguments.patience,
             num_candidates=1,
             temperature=0,

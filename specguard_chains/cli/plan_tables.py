@@ -36,9 +36,7 @@ def _print_costs(costs: PairCosts) -> None:
         f"measured in {machine.took_s:.0f} s on {machine.cpu}, {threads}, {machine.measured}",
         soft_wrap=True,
     )
-    table = _table(
-        "milliseconds a pass", ("", "one token", "4 candidates", "64 read", "8 verified")
-    )
+    table = _table("milliseconds a pass", COSTS)
     for role in ("draft", "draft_with_attention", "target", "target_with_attention"):
         if (each := getattr(costs, role)) is None:
             continue
