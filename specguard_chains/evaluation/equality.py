@@ -7,8 +7,11 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from specguard_chains.decoding.final_answer import bare_number, cleaned, plain_words
+from specguard_chains.decoding.final_answer import bare_number, cleaned, plain_words, unstyled
 from specguard_chains.evaluation.extraction import gives_several
+
+_IN_BASE = re.compile(r"(?=[A-Z]*\d)([0-9A-Z]+)_\{?([2-9]|[12]\d|3[0-6])\}?")
+_CLOCK = re.compile(r"(\d{1,2})(?::(\d\d))?([ap])\.?m\.?", re.IGNORECASE)
 
 
 def equal(gold: str, given: str) -> bool:
@@ -16,7 +19,8 @@ def equal(gold: str, given: str) -> bool:
 
     Answers of words must have the same words. All others are read as LaTeX, whole: when a part
     cannot be read, a number found elsewhere in it is no answer (`first_match`, no plain numbers).
-    If the right answer is a number, the given one counts without its unit, and 5.3 for 5.3 \%.
+    If the right answer is a number, the given one counts without its unit, and 5.3 for 5.3 \%. A
+    base and "am" or "pm" count where both answers have them.
 
     Args:
         gold: The right answer. math-verify's comparison takes it first: its form decides whether
@@ -25,6 +29,9 @@ def equal(gold: str, given: str) -> bool:
     """
     if (words := plain_words(gold)) is not None:
         return words == plain_words(given)
+    marked = _marked(gold), _marked(given)
+    if None not in marked:
+        return marked[0] == marked[1]
     golds, answers = [cleaned(gold)], [cleaned(given)]
     if "".join(golds[0].split()) == "".join(answers[0].split()):
         return True
@@ -35,6 +42,20 @@ def equal(gold: str, given: str) -> bool:
         if (number := bare_number(given)) is not None:
             answers.append(number)
     return any(_verified(one, other) for one in golds for other in answers)
+
+
+def _marked(answer: str) -> object | None:
+    """Return the parts of a number with its base, or of a time of day; None if it is neither.
+
+    math-verify passes over both marks: 52_8 would be 52_9, and 5 am 5 pm. Who is asked for a base
+    is not given the same number in another one.
+    """
+    plain = "".join(unstyled(answer).split())
+    if (found := _IN_BASE.fullmatch(plain)) is not None:
+        return found.groups()
+    if (found := _CLOCK.fullmatch(plain)) is not None:
+        return int(found[1]), int(found[2] or 0), found[3].lower()
+    return None
 
 
 def _verified(gold: str, given: str) -> bool:

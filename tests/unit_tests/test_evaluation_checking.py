@@ -79,6 +79,9 @@ x^2+2x+1    | (x+1)^2
 6 - 5i      | -5i + 6
 m_{\max }=n^{2}-n-1 | n^2-n-1
 \begin{pmatrix} 1 \\ 2 \end{pmatrix} | \begin{bmatrix}1\\2\end{bmatrix}
+52_8        | 52_8 ; 52_{8} ; 52
+A_2         | A_2 ; A_{2}
+1:58 am     | 1:58 am ; 1:58 \text{ a.m.} ; 1:58\text{ AM}
 \text{Evelyn} | \text{Evelyn} ; Evelyn ; \textbf{Evelyn} ; evelyn.
 \text{ellipse} | an ellipse ; \text{Ellipse}
 yes         | \text{Yes} ; yes
@@ -102,6 +105,10 @@ x^2+2x+1    | x^2+2x ; (x-1)^2
 p - q       | q - p
 m_{\max }=n^{2}-n-1 | n^2-n+1
 \begin{pmatrix} 1 \\ 2 \end{pmatrix} | \begin{pmatrix} 2 \\ 1 \end{pmatrix}
+52_8        | 52_9 ; 52_5 ; 42_8 ; 25 ; 42_{10} ; 101010_2
+1:58 am     | 1:58 pm ; 1:59 am
+5 pm        | 5 \text{ a.m.} ; 6 pm
+A_2         | A_3 ; A
 \text{Evelyn} | \text{Briana} ; \text{Evelyn and Briana}
 \text{Navin} | \text{Vanin}
 \text{even} | \text{odd} ; \text{not even}
