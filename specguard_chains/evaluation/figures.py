@@ -73,6 +73,18 @@ def control_figures(control: Results, label: str, controlled: Results) -> Figure
     }
 
 
+def pairwise_figures(results: Mapping[str, Results]) -> Figures:
+    """Return each arm beside every other one: {arm: {other: figures}}."""
+    return {
+        arm: {
+            other: {**_between(own, theirs), **_time_ratio(own, theirs)}
+            for other, theirs in results.items()
+            if other != arm
+        }
+        for arm, own in results.items()
+    }
+
+
 def timed_apart(results: Results, other: Results) -> tuple[int, int]:
     """Return on how many problems two arms were not timed in turns, and how many both answered."""
     pairs = _answered(results, other)
@@ -116,6 +128,19 @@ def _against(results: Results, target: Results | None) -> Figures:
         "difference_to_target": _share(wins - losses, len(pairs)),
         "difference_interval": None if itself else difference_interval(wins, losses, len(pairs)),
         "mcnemar_p": None if itself else mcnemar_p(right, of_target),
+    }
+
+
+def _between(one: Results, other: Results) -> Figures:
+    """Return by how much one arm is right more often than another one."""
+    pairs = _pairs(one, other)
+    right, others = _rights(pairs)
+    wins, losses = discordant(right, others)
+    return {
+        "pairs": len(pairs),
+        "difference": _share(wins - losses, len(pairs)),
+        "difference_interval": difference_interval(wins, losses, len(pairs)),
+        "mcnemar_p": mcnemar_p(right, others),
     }
 
 

@@ -17,6 +17,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from specguard_chains.evaluation.caveats import caveats
 from specguard_chains.evaluation.command import command_of
 from specguard_chains.evaluation.figures import Figures
+from specguard_chains.evaluation.pairwise_tables import meanings as pairwise_meanings
+from specguard_chains.evaluation.pairwise_tables import pairwise_tables
 from specguard_chains.evaluation.plots import frontier, plots
 from specguard_chains.evaluation.summary import Run, summary_of
 from specguard_chains.evaluation.svg import Plot
@@ -86,16 +88,18 @@ def report_of(run: Run, figures: Figures) -> Report:
     parts = {name: part["decoders"] for name, part in figures["data"].items()}
     if len(parts) > 1:
         parts["All data sets"] = figures["decoders"]
+    sections = [
+        Section(name, results_tables(rows, run.target), cost_tables(rows))
+        for name, rows in parts.items()
+    ]
+    sections[-1].results.extend(pairwise_tables(figures["pairwise"]))
     return Report(
         facts=list(_facts(run, counts)),
         command=command_of(run.settings, counts),
         arms=_arms(run),
-        sections=[
-            Section(name, results_tables(rows, run.target), cost_tables(rows))
-            for name, rows in parts.items()
-        ],
+        sections=sections,
         plots=plots(run, figures),
-        meanings=meanings(),
+        meanings=meanings() | {"Beside other arms": pairwise_meanings()},
         caveats=caveats(run, figures),
     )
 

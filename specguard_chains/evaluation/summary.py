@@ -25,6 +25,7 @@ from specguard_chains.evaluation.figures import (
     control_figures,
     figures_of,
     judged_steps,
+    pairwise_figures,
 )
 from specguard_chains.evaluation.folder import SETTINGS, read_results
 from specguard_chains.evaluation.results import Result
@@ -124,10 +125,15 @@ def summary_of(run: Run) -> Figures:
 
     Those of all are over the problems that all of their arms have attempted: other shares of easy
     and hard data sets are no difference between arms. Arms that lack most problems are left out.
+    So are those under "pairwise", which has each arm beside every other one.
     """
     data = {name: {"decoders": _rows(run, run.by_arm([name]))} for name in run.data}
-    overall = data[run.data[0]]["decoders"] if len(data) == 1 else _rows(run, _pooled(run))
-    figures: Figures = _rounded({"target": run.target, "data": data, "decoders": overall})
+    pooled = _pooled(run)
+    overall = data[run.data[0]]["decoders"] if len(data) == 1 else _rows(run, pooled)
+    pairwise = pairwise_figures(pooled)
+    figures: Figures = _rounded(
+        {"target": run.target, "data": data, "decoders": overall, "pairwise": pairwise}
+    )
     invocations = [each.public() for each in run.settings.invocations]
     return {"settings": asdict(run.settings) | {"invocations": invocations}, **figures}
 

@@ -41,7 +41,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
-def _time_ratio(row: Figures) -> str:
+def time_ratio(row: Figures) -> str:
     """Return the ratio and its interval, or what tells that there is none."""
     if row["time_ratio"] is None:
         return NONE
@@ -84,7 +84,7 @@ RESULTS = (
         "Sum of the seconds over that of the target, over problems that both have answered within "
         f"half an hour, with a 95 % bootstrap interval over problems if there are {FEWEST} or "
         "more. Below 1 is faster than the target.",
-        _time_ratio,
+        time_ratio,
     ),
     Column(
         "steps kept",

@@ -21,7 +21,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from specguard_adapters.llama_cpp import LlamaCppEngine, tap, weights
+from specguard_adapters.llama_cpp import LlamaCppEngine, checks, tap, weights
 from specguard_adapters.llama_cpp.cache import LlamaCppCache
 from specguard_adapters.llama_cpp.checks import FullAttention, check_attention, read_attention
 from specguard_adapters.llama_cpp.context import Context
@@ -235,7 +235,10 @@ def test_missing_attention_is_noticed_at_load_time(
     load: Load, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tap._Job, "of", lambda name: None)
-    with pytest.raises(AttentionUnavailableError, match=r"no attention.*0\.3"):
+    with pytest.raises(AttentionUnavailableError, match=r"no attention.*attention=False$"):
+        load(tiny_model, attention=True)
+    monkeypatch.setattr(checks, "VERSION", "0.4.0")
+    with pytest.raises(AttentionUnavailableError, match=r"0\.4\.0: no attention.*version 0\.3\.36"):
         load(tiny_model, attention=True)
 
 

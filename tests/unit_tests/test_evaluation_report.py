@@ -192,6 +192,33 @@ def test_wins_and_losses_and_controls(folder: Path) -> None:
     assert control[5] == "+50.0 (−23.5 to +85.0)"
 
 
+def test_each_arm_stands_beside_every_other_one(tmp_path: Path) -> None:
+    lines = [
+        result(i, arm, right=i % 2 == 0 or arm == "ours", seconds=seconds)
+        for i in range(10)
+        for arm, seconds in (("target", 4), ("ours", 3), ("draft", 2))
+    ]
+    folder = write(tmp_path, settings(ARMS), lines)
+    markdown, page = written(folder)
+    head, *rows = table_rows(markdown, "Time beside other arms")
+    assert head == ["arm", "target", "draft", "ours"]
+    assert rows[2] == ["ours", "0.75 (0.75 to 0.75)", "1.50 (1.50 to 1.50)", "–"]
+    _, *rows = table_rows(markdown, "Right answers beside other arms")
+    assert rows[1][:2] == ["draft", "0.0 (−27.8 to +27.8)"]
+    assert rows[2][2].startswith("+50.0 (")
+    assert "Below 1 the row's is faster." in page.text
+    pairwise = summary_of(Run.read(folder))["pairwise"]
+    assert pairwise["ours"]["draft"]["time_ratio"] == 1.5
+    assert pairwise["draft"]["ours"]["difference"] == -0.5
+    assert pairwise["ours"]["draft"]["timed_pairs"] == 10
+
+
+def test_two_arms_are_compared_once(tmp_path: Path) -> None:
+    lines = [result(i, arm) for i in range(3) for arm in ("target", "ours")]
+    markdown, _ = written(write(tmp_path, settings(ARMS), lines))
+    assert "**Time beside other arms**" not in markdown
+
+
 def test_controls_stand_below_what_they_control(tmp_path: Path) -> None:
     arms = dict(reversed(ARMS.items()))
     run = Run.read(write(tmp_path, settings(arms), four_problems()))

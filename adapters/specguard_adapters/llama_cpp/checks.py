@@ -18,6 +18,8 @@ from specguard_chains.errors import (
     StatesUnavailableError,
 )
 
+KNOWN_VERSION = "0.3.36"
+
 
 class FullAttention:
     """A `Sink` that keeps everything: for checks and tests on short texts of one sequence."""
@@ -84,7 +86,7 @@ def check_states(weights: Weights, settings: ContextSettings) -> None:
     if problem:
         raise StatesUnavailableError(
             f"the hidden states of {weights.path.name} cannot be read with llama-cpp-python "
-            f"{VERSION}: {problem}; load the model with states=False, or install the version 0.3.36"
+            f"{VERSION}: {problem}; load the model with states=False{_or_known_version()}"
         )
 
 
@@ -107,8 +109,13 @@ def check_attention(weights: Weights, settings: ContextSettings, layers: int) ->
     if problem:
         raise AttentionUnavailableError(
             f"the attention of {weights.path.name} cannot be read with llama-cpp-python {VERSION}: "
-            f"{problem}; load the model with attention=False, or install the version 0.3.36"
+            f"{problem}; load the model with attention=False{_or_known_version()}"
         )
+
+
+def _or_known_version() -> str:
+    """Return what else may help: the version that models are known to be read with."""
+    return "" if VERSION == KNOWN_VERSION else f", or install the version {KNOWN_VERSION}"
 
 
 def _oddity(seen: FullAttention, tokens: int) -> str | None:
