@@ -60,16 +60,15 @@ def control_figures(control: Results, label: str, controlled: Results) -> Figure
         controlled: Results of that arm.
     """
     pairs = _pairs(controlled, control)
-    right, other = _rights(pairs)
-    wins, losses = discordant(right, other)
+    gain = _between(controlled, control)
     return {
         "of": label,
-        "n": len(pairs),
+        "n": gain["pairs"],
         "acceptance_by_step": acceptance([own for _, own in pairs]),
         "acceptance_of_controlled": acceptance([theirs for theirs, _ in pairs]),
-        "gain": _share(wins - losses, len(pairs)),
-        "gain_interval": difference_interval(wins, losses, len(pairs)),
-        "mcnemar_p": mcnemar_p(right, other),
+        "gain": gain["difference"],
+        "gain_interval": gain["difference_interval"],
+        "mcnemar_p": gain["mcnemar_p"],
     }
 
 
@@ -116,28 +115,28 @@ def _accuracy(results: Sequence[Result]) -> Figures:
 
 
 def _against(results: Results, target: Results | None) -> Figures:
-    """Return how often an arm is right where the target is not, and the other way round."""
-    pairs = _pairs(results, target or {})
-    right, of_target = _rights(pairs)
-    wins, losses = discordant(right, of_target)
+    """Return how an arm compares with the target, which is not compared with itself."""
+    both = _between(results, target or {})
     itself = results is target
     return {
-        "pairs": len(pairs),
-        "only_right": wins,
-        "only_target_right": losses,
-        "difference_to_target": _share(wins - losses, len(pairs)),
-        "difference_interval": None if itself else difference_interval(wins, losses, len(pairs)),
-        "mcnemar_p": None if itself else mcnemar_p(right, of_target),
+        "pairs": both["pairs"],
+        "only_right": both["only_right"],
+        "only_target_right": both["only_other_right"],
+        "difference_to_target": both["difference"],
+        "difference_interval": None if itself else both["difference_interval"],
+        "mcnemar_p": None if itself else both["mcnemar_p"],
     }
 
 
 def _between(one: Results, other: Results) -> Figures:
-    """Return by how much one arm is right more often than another one."""
+    """Return how often an arm is right where another one is not, and the other way round."""
     pairs = _pairs(one, other)
     right, others = _rights(pairs)
     wins, losses = discordant(right, others)
     return {
         "pairs": len(pairs),
+        "only_right": wins,
+        "only_other_right": losses,
         "difference": _share(wins - losses, len(pairs)),
         "difference_interval": difference_interval(wins, losses, len(pairs)),
         "mcnemar_p": mcnemar_p(right, others),
