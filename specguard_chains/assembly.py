@@ -101,6 +101,7 @@ def _writer(options: SpecGuardOptions, *needed: Engine) -> Decoder:
         shape=shape,
         salvage=options.salvage,
         patience=options.pacing(),
+        slowdown=options.slowdown(),
     )
 
 
@@ -178,6 +179,7 @@ def _specguard(
         salvage=options.salvage,
         hand_back=options.hand_back,
         patience=options.pacing(),
+        slowdown=options.slowdown(),
         rewriting=options.rewriting(),
     )
 

@@ -12,6 +12,7 @@ from specguard_chains.decoding.grounding import GroundingForm
 from specguard_chains.decoding.pacing import Patience
 from specguard_chains.decoding.rewriting import Proposer, SpeculativeRewriting
 from specguard_chains.decoding.sampling import Sampling
+from specguard_chains.decoding.slowdown import Slowdown
 from specguard_chains.decoding.speculation import Children, Speculation
 from specguard_chains.decoding.steps import Source
 
@@ -145,6 +146,9 @@ class SpecGuardOptions(BaseModel):
     pause_steps: int = Field(default=4, ge=1)
     """How many steps it then writes before one is drafted again; doubled if that one is rejected,
     too."""
+    max_slowdown: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Draft only while all answers so far have taken at most this share more than the target alone
+    would have, by the clock: 0.05 is a twentieth. Texts then depend on how fast the machine is."""
     critical_steps: CriticalSteps = "verify"
     """Whether tool calls and the last step may come from the draft if they pass (verify), or are
     the target's in any case (target)."""
@@ -245,6 +249,10 @@ class SpecGuardOptions(BaseModel):
         usual = usual_patience(self.method, self.hand_back)
         rejections = usual if self.patience is None else self.patience
         return Patience(rejections, self.pause_steps) if rejections else None
+
+    def slowdown(self) -> Slowdown | None:
+        """Return a new account of how much slower answers may be than the target's; None is any."""
+        return None if self.max_slowdown is None else Slowdown(self.max_slowdown)
 
     @field_validator("speculative_tree")
     @classmethod

@@ -1,15 +1,16 @@
 """When it does not pay to draft: after rejections the target goes on alone for a while.
 
 A rejected step costs what its draft cost, and the next one after it is more often rejected too: the
-problem is beyond the draft. The decision counts verdicts of the same answer and no seconds, so that
-equal seeds give equal answers on every machine.
+problem is beyond the draft. `Patience` counts verdicts of the same answer and no seconds, so that
+equal seeds give equal answers on every machine; what goes by seconds is in `slowdown`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specguard_chains.decoding.steps import Judgement, Verdict
+from specguard_chains.decoding.slowdown import Slowdown, Unread
+from specguard_chains.decoding.steps import Judgement, Step, Verdict
 from specguard_chains.errors import ConfigurationError
 
 
@@ -32,19 +33,20 @@ class Patience:
 class Pacing:
     """Tells for one answer, step by step, whether to draft."""
 
-    def __init__(self, patience: Patience | None) -> None:
-        """Start with full patience; None never loses it."""
+    def __init__(self, patience: Patience | None, slowdown: Slowdown | None = None) -> None:
+        """Start with full patience; None never loses it, and no limit of seconds is one to keep."""
         self._patience = patience
         self._left = 0  # steps that the target is still to write alone
         self._rejected = 0  # in a row
         self._next = 0 if patience is None else patience.steps
+        self._slowdown, self._unread = slowdown, Unread()
 
     def pauses(self) -> bool:
         """Whether the step in progress is not to be drafted. Counts it; ask once a step."""
-        if self._left == 0:
-            return False
-        self._left -= 1
-        return True
+        if self._left > 0:
+            self._left -= 1
+            return True
+        return self._slowdown is not None and not self._slowdown.allows_draft()
 
     def note(self, judgement: Judgement) -> None:
         """Take note of what was said of a step.
@@ -60,3 +62,9 @@ class Pacing:
         self._rejected += 1
         if self._rejected >= self._patience.rejections:
             self._left, self._next = self._next, 2 * self._next
+
+    def settle(self, step: Step) -> Step:
+        """Take note of what a step has cost, and return it."""
+        if self._slowdown is not None:
+            self._slowdown.note(step, self._unread.prompt_read(step))
+        return step

@@ -27,6 +27,7 @@ from specguard_chains.decoding.ledger import Ledger
 from specguard_chains.decoding.pacing import Pacing, Patience
 from specguard_chains.decoding.rewriting import SpeculativeRewriting
 from specguard_chains.decoding.selection import Selector
+from specguard_chains.decoding.slowdown import Slowdown
 from specguard_chains.decoding.steps import Judgement, Review, Source, Step, Verdict
 from specguard_chains.decoding.verification import Situation, Verifier
 from specguard_chains.errors import ConfigurationError
@@ -72,6 +73,8 @@ class SpecGuardDecoder:
     written, and give the rest of the step back to the draft; None lets it finish the step."""
     patience: Patience | None = None
     """When to let the target go on without a draft; None always drafts."""
+    slowdown: Slowdown | None = None
+    """How much slower than the target alone all answers together may be; None is no limit."""
     rewriting: SpeculativeRewriting | None = None
     """How the target writes several tokens at a time; None lets it write one by one."""
 
@@ -110,7 +113,7 @@ class SpecGuardDecoder:
         with ExitStack() as stack:
             draft, target = self._open(request, stack)
             answer, writer = self._begin(request, draft, target)
-            pacing = Pacing(self.patience)
+            pacing = Pacing(self.patience, self.slowdown)
             while not answer.finished:
                 proposal = self._propose(draft, target, answer, pacing)
                 pacing.note(proposal.judgement)
@@ -120,7 +123,7 @@ class SpecGuardDecoder:
                     step, source = self._regenerate(draft, writer, answer, proposal), Source.TARGET
                 while answer.review(step, source, proposal) is Review.REGENERATE:
                     step, source = self._regenerate(draft, writer, answer, proposal), Source.TARGET
-                yield answer.extend(step, source, proposal)
+                yield pacing.settle(answer.extend(step, source, proposal))
 
     def _propose(self, draft: Session, target: Session, answer: Answer, pacing: Pacing) -> Proposal:
         """Draft candidates, select one of them and judge it."""

@@ -67,7 +67,7 @@ class Judgement:
     critical: bool = False
     """The step was the target's to write: it was not drafted, or would have been accepted."""
     paused: bool = False
-    """Nothing was drafted: too many of the steps before were rejected."""
+    """Nothing was drafted: too many of the steps before were rejected, or answers are too slow."""
     doubtful: bool = False
     """The score is so near to the threshold that another look may change the verdict."""
     target_confidence: float | None = None
@@ -152,7 +152,7 @@ class Step:
     critical: bool = False
     """It was the target's to write: it was not drafted, or would have been accepted."""
     paused: bool = False
-    """Nothing was drafted, as too many of the steps before were rejected."""
+    """Nothing was drafted, as too many of the steps before were rejected, or answers too slow."""
     target_confidence: float | None = None
     """The target's mean log-probability of the drafted step's tokens, where it was asked in doubt:
     then that decided, and not the score."""

@@ -38,7 +38,7 @@ DIGITS = 6
 """Significant digits of a figure: more of them differ between machines."""
 COLUMNS = (
     *("data", "problem", "arm", "right", "error", "seconds", "tokens"),
-    *("accepted_steps", "judged_steps"),
+    *("accepted_steps", "judged_steps", "started"),
 )
 
 
@@ -196,6 +196,7 @@ def _line(result: Result) -> Iterator[Any]:
     yield from (round(result.seconds, 3), result.tokens)
     judged = judged_steps([result])
     yield from (sum(step.accepted for step in judged), len(judged))
+    yield None if result.started is None else round(result.started, 3)
 
 
 def _rounded(value: Any) -> Any:

