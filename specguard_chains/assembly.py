@@ -101,7 +101,6 @@ def _writer(options: SpecGuardOptions, *needed: Engine) -> Decoder:
         shape=shape,
         salvage=options.salvage,
         patience=options.pacing(),
-        slowdown=options.slowdown(),
     )
 
 

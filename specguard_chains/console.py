@@ -75,7 +75,7 @@ def step_facts(step: Mapping[str, Any], console: Console) -> list[Text]:
     if step.get("critical"):
         facts.append(Text("critical: the target's to write", style))
     if step.get("paused"):
-        facts.append(Text("not drafted after rejections", style))
+        facts.append(Text("not drafted for now", style))
     if verdict != "unverified":
         facts.append(Text("accepted" if verdict == "accepted" else "draft rejected", style))
         facts.append(Text(_score(step, ascii_only=console.options.ascii_only)))

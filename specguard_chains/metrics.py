@@ -32,7 +32,7 @@ class Metrics:
     num_early_rejections: int
     """Drafted steps that were rejected before they were complete."""
     num_paused_steps: int
-    """Steps of which nothing was drafted, as too many before them were rejected."""
+    """Steps of which nothing was drafted: after rejections, or as answers were too slow."""
     acceptance_rate: float | None
     """Accepted of judged steps; None where the decoder does not verify."""
     steps_by_source: dict[str, int]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specguard_chains.decoding.slowdown import Slowdown, Unread
+from specguard_chains.decoding.slowdown import AnswerTime
 from specguard_chains.decoding.steps import Judgement, Step, Verdict
 from specguard_chains.errors import ConfigurationError
 
@@ -33,20 +33,22 @@ class Patience:
 class Pacing:
     """Tells for one answer, step by step, whether to draft."""
 
-    def __init__(self, patience: Patience | None, slowdown: Slowdown | None = None) -> None:
-        """Start with full patience; None never loses it, and no limit of seconds is one to keep."""
+    def __init__(self, patience: Patience | None, time: AnswerTime | None = None) -> None:
+        """Start with full patience; None never loses it, and without a time there is no limit."""
         self._patience = patience
         self._left = 0  # steps that the target is still to write alone
         self._rejected = 0  # in a row
         self._next = 0 if patience is None else patience.steps
-        self._slowdown, self._unread = slowdown, Unread()
+        self._time = time
 
     def pauses(self) -> bool:
         """Whether the step in progress is not to be drafted. Counts it; ask once a step."""
-        if self._left > 0:
-            self._left -= 1
+        if self._time is not None and not self._time.drafts:
             return True
-        return self._slowdown is not None and not self._slowdown.allows_draft()
+        if self._left == 0:
+            return False
+        self._left -= 1
+        return True
 
     def note(self, judgement: Judgement) -> None:
         """Take note of what was said of a step.
@@ -63,8 +65,7 @@ class Pacing:
         if self._rejected >= self._patience.rejections:
             self._left, self._next = self._next, 2 * self._next
 
-    def settle(self, step: Step) -> Step:
-        """Take note of what a step has cost, and return it."""
-        if self._slowdown is not None:
-            self._slowdown.note(step, self._unread.prompt_read(step))
-        return step
+    def note_time(self, step: Step) -> None:
+        """Take note of what a step has cost."""
+        if self._time is not None:
+            self._time.note(step)

@@ -74,7 +74,8 @@ class SpecGuardDecoder:
     patience: Patience | None = None
     """When to let the target go on without a draft; None always drafts."""
     slowdown: Slowdown | None = None
-    """How much slower than the target alone all answers together may be; None is no limit."""
+    """How much slower than the target alone all answers together may be; None is no limit. For
+    steps that the target reads and writes one version of: else its own pace is not to be told."""
     rewriting: SpeculativeRewriting | None = None
     """How the target writes several tokens at a time; None lets it write one by one."""
 
@@ -96,6 +97,25 @@ class SpecGuardDecoder:
             check_scoring(self.target, "leave out target_confidence")
         if self.rewriting is not None:
             self.rewriting.check(self.draft, self.target, self.verifier)
+        if self.slowdown is not None:
+            self._check_slowdown()
+
+    def _check_slowdown(self) -> None:
+        """Refuse a limit where the target alone would not do what it does where nothing is drafted.
+
+        The draft's own verdicts are refused, too: the target need not have read the prompt then.
+        """
+        wrong = {
+            "verify_with='target'": self.verify_with != "target",
+            "num_target_candidates=1": self._rewrites > 1,
+            "speculate_rewrites=False": self.rewriting is not None,
+            "two models": self.draft is self.target,
+        }
+        if needed := [what for what, lacks in wrong.items() if lacks]:
+            raise ConfigurationError(
+                "max_slowdown holds answers against those of the target alone, which needs "
+                f"{' and '.join(needed)}; leave it out, or change that"
+            )
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -113,7 +133,8 @@ class SpecGuardDecoder:
         with ExitStack() as stack:
             draft, target = self._open(request, stack)
             answer, writer = self._begin(request, draft, target)
-            pacing = Pacing(self.patience, self.slowdown)
+            prompt_tokens = self.target.context_length - target.room
+            pacing = Pacing(self.patience, self.slowdown and self.slowdown.begin(prompt_tokens))
             while not answer.finished:
                 proposal = self._propose(draft, target, answer, pacing)
                 pacing.note(proposal.judgement)
@@ -123,7 +144,9 @@ class SpecGuardDecoder:
                     step, source = self._regenerate(draft, writer, answer, proposal), Source.TARGET
                 while answer.review(step, source, proposal) is Review.REGENERATE:
                     step, source = self._regenerate(draft, writer, answer, proposal), Source.TARGET
-                yield pacing.settle(answer.extend(step, source, proposal))
+                done = answer.extend(step, source, proposal)
+                pacing.note_time(done)
+                yield done
 
     def _propose(self, draft: Session, target: Session, answer: Answer, pacing: Pacing) -> Proposal:
         """Draft candidates, select one of them and judge it."""

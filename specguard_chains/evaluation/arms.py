@@ -22,7 +22,7 @@ from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.errors import ConfigurationError, EvaluationError
 from specguard_chains.evaluation.checking import AnswerChecker
 from specguard_chains.evaluation.problems import Problem, prompt_for
-from specguard_chains.options import DecoderName, SpecGuardOptions
+from specguard_chains.options import SPECGUARD, DecoderName, SpecGuardOptions
 from specguard_chains.parameters import checked_names, typed_errors
 
 ORACLE = "oracle"
@@ -155,7 +155,7 @@ def _arm(wording: _Wording, shared: SpecGuardOptions, known: Mapping[str, Arm]) 
     if wording.name in GREEDY:
         given = {"temperature": 0.0} | given
     if oracle:  # it judges every step, and by no signal of theirs
-        given = {"patience": 0, "verify_with": "draft"} | given
+        given = {"patience": 0, "verify_with": "draft"} | given | {"max_slowdown": None}
     given["decoder"] = "specguard-greedy" if oracle else wording.name
     return Arm(wording.label, _options(wording.label, given), oracle=oracle)
 
@@ -172,6 +172,11 @@ def _control(wording: _Wording, shared: SpecGuardOptions, known: Mapping[str, Ar
         raise EvaluationError(
             f"arm {wording.label!r}: {controlled.label!r} does not judge steps, so that there is "
             "no acceptance rate to match"
+        )
+    if controlled.options.method in SPECGUARD and controlled.options.max_slowdown is not None:
+        raise EvaluationError(
+            f"arm {wording.label!r}: when {controlled.label!r} drafts is told by the clock "
+            "(max_slowdown), which no control can do as often; control an arm without"
         )
     if name == LENGTH and draft_alone(known.values()) is None:
         raise EvaluationError(

@@ -15,7 +15,7 @@ from specguard_chains.decoding.sampling import Sampling
 from specguard_chains.errors import EvaluationError
 from specguard_chains.evaluation.results import Result
 from specguard_chains.evaluation.summary import Run
-from specguard_chains.options import SpecGuardOptions, drafts_one_first
+from specguard_chains.options import SPECGUARD, SpecGuardOptions, drafts_one_first
 from specguard_chains.planning.acceptance import Recorded, speculating_of
 from specguard_chains.planning.assumptions import (
     DRAFT,
@@ -38,6 +38,11 @@ METHODS: dict[str, Method] = {
     "draft": "draft",
 }
 """Decoders whose costs can be told from counts, and how they work."""
+UNPLANNED = {
+    "speculate_rewrites": "its target's speculative decoding is not in a plan",
+    "max_slowdown": "what it drafts goes by the clock, and a plan is to tell the time",
+}
+"""Options of SpecGuard with which they cannot, and why."""
 LATER: dict[str, Any] = {
     "num_target_candidates": None,
     "target_confidence": None,
@@ -89,7 +94,7 @@ def read_run(folder: Path, costs: PairCosts) -> FromResults:
     complete = {
         arm: [result for result in results.values() if result.error is None and result.steps]
         for arm, results in run.by_arm().items()
-        if run.decoder(arm) in METHODS and not _option(run, arm, "speculate_rewrites")
+        if run.decoder(arm) in METHODS and not _unplanned(run, arm)
     }
     arms = {arm: results for arm, results in complete.items() if results}
     if not arms:
@@ -104,8 +109,8 @@ def read_run(folder: Path, costs: PairCosts) -> FromResults:
         if run.decoder(arm) == "speculative" and _option(run, arm, "speculate_with") == "prompt":
             notes.append(f"{arm}: a plan is of pairs, and this arm has no draft; left out.")
             continue
-        if _option(run, arm, "speculate_rewrites"):
-            notes.append(f"{arm}: its target's speculative decoding is not in a plan; left out.")
+        if why := _unplanned(run, arm):
+            notes.append(f"{arm}: {why}; left out.")
             continue
         if arm not in arms:
             notes.append(f"{arm}: nothing can be told from its counts; left out.")
@@ -199,6 +204,13 @@ def _shape(run: Run, arm: str, costs: PairCosts) -> Shape:
 
 def _weighs_grounding(run: Run, arm: str) -> bool:
     return bool(_option(run, arm, "confidence_weight") < 1)
+
+
+def _unplanned(run: Run, arm: str) -> str | None:
+    """Return why an arm's costs cannot be told from counts, None if they can."""
+    if run.decoder(arm) not in SPECGUARD:
+        return None
+    return next((why for name, why in UNPLANNED.items() if _option(run, arm, name)), None)
 
 
 def _option(run: Run, arm: str, name: str) -> Any:

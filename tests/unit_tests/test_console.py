@@ -200,7 +200,7 @@ def test_a_handler_prints_each_step_as_it_comes() -> None:
 def test_a_step_that_was_not_drafted_says_so() -> None:
     out = console()
     print_step(out, step(paused=True, verdict=Verdict.UNVERIFIED, score=None).to_dict())
-    assert "not drafted after rejections" in text_of(out)
+    assert "not drafted for now" in text_of(out)
 
 
 def test_a_critical_step_is_named_one() -> None:

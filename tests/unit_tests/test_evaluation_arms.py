@@ -103,6 +103,13 @@ def test_a_control_of_one_candidate_rewrites_with_one() -> None:
     assert (control.num_candidates, control.num_target_candidates) == (1, 1)
 
 
+def test_no_control_drafts_as_the_clock_tells() -> None:
+    with pytest.raises(EvaluationError, match=r"'x' drafts is told by the clock \(max_slowdown\)"):
+        arms("draft,x=specguard:max_slowdown=0.1,random@x")
+    assert arms("oracle", max_slowdown=0.1)["oracle"].options.max_slowdown is None
+    assert arms("x=rsd,random@x", max_slowdown=0.1)["random@x"].options.slowdown() is not None
+
+
 def test_the_oracle_judges_every_step_and_reads_none() -> None:
     parsed = arms("oracle,o=oracle:patience=2")
     assert parsed["oracle"].options.pacing() is None

@@ -377,6 +377,14 @@ def test_an_arm_whose_target_speculates_is_left_out(clock: Clock, tmp_path: Path
     assert f"{mixed}: its target's speculative decoding is not in a plan; left out." in found.notes
 
 
+def test_an_arm_that_drafts_by_the_clock_is_left_out(clock: Clock, tmp_path: Path) -> None:
+    timed = "specguard-greedy:max_slowdown=0.1:verify_with=target"
+    costs = toy_run(clock, tmp_path, f"{timed},target:max_slowdown=0.1,specguard-greedy")
+    found = read_run(tmp_path, costs)
+    assert [check.arm for check in found.checks] == ["target:max_slowdown=0.1", "specguard-greedy"]
+    assert any(note.startswith(f"{timed}: what it drafts goes by") for note in found.notes)
+
+
 def test_an_arm_without_a_draft_is_left_out(clock: Clock, tmp_path: Path) -> None:
     lookup = "speculative:speculate_with=prompt"
     costs = toy_run(clock, tmp_path, f"target,speculative,{lookup}")
