@@ -93,7 +93,7 @@ class SpecGuardOptions(BaseModel):
 
     decoder: DecoderName = "specguard"
     """specguard, specguard-greedy (temperature 0, one candidate), speculative (token by token, the
-    target's own text), one model alone, or a method to compare with: see Decoders."""
+    target's own text), one model alone, or a method to compare with: see docs/options.md."""
     num_candidates: int = Field(default=4, ge=1, le=64)
     """Candidate steps that are drafted at a time (the paper's k, there 16)."""
     num_target_candidates: int = Field(default=1, ge=1, le=64)

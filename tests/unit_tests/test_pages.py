@@ -19,6 +19,7 @@ PAGES = {
     path: path.read_text(encoding="utf-8")
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 }
+FURTHER = (ROOT / "examples" / "README.md", ROOT / "tests" / "conformance" / "README.md")
 OPTIONS = PAGES[ROOT / "docs" / "options.md"]
 
 
@@ -36,9 +37,9 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", [*PAGES, *FURTHER], ids=lambda path: path.relative_to(ROOT))
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if link.startswith("http"):
             continue
         name, _, anchor = link.partition("#")
