@@ -1,6 +1,7 @@
 """One table of several runs of `specguard bench`, each over other problems.
 
-    python benchmarks/pooled.py docs/evidence/bench docs/evidence/bench-25-60
+    python benchmarks/pooled.py docs/evidence/bench docs/evidence/bench-25-44 \\
+        --arms target,draft,default,no-pause,random,length
 
 reads problems.csv of each folder. Right answers are counted over the problems on which every arm
 has a result. Times are compared within a run only, and where its problems.csv tells when each
@@ -24,16 +25,20 @@ Row = dict[str, str]
 Arms = dict[str, dict[Problem, Row]]
 
 
-def read(folders: list[Path]) -> Arms:
-    """Return the rows of all runs by arm and problem."""
+def read(folders: list[Path], wanted: list[str]) -> Arms:
+    """Return the rows of all runs by arm and problem, of some arms or of all."""
     arms: Arms = defaultdict(dict)
     for folder in folders:
         with (folder / "problems.csv").open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 key = row["data"], row["problem"]
+                if wanted and row["arm"] not in wanted:
+                    continue
                 if key in arms[row["arm"]]:
                     raise SystemExit(f"{folder}: {row['arm']} has solved {key[1]} twice")
                 arms[row["arm"]][key] = row | {"run": str(folder)}
+    if missing := set(wanted) - arms.keys():
+        raise SystemExit(f"there is no arm {', '.join(sorted(missing))}")
     common = set.intersection(*(set(rows) for rows in arms.values()))
     if not common:
         raise SystemExit("there is no problem on which every arm has a result")
@@ -123,10 +128,11 @@ def pairs(arms: Arms) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folders", nargs="+", type=Path, metavar="folder")
+    parser.add_argument("--arms", default="", help="with commas in between; all by default")
     parser.add_argument("--target", default="target", help="the arm that others are compared with")
     parser.add_argument("--pairs", action="store_true", help="each arm beside every other one, too")
     given = parser.parse_args()
-    arms = read(given.folders)
+    arms = read(given.folders, given.arms.split(",") if given.arms else [])
     if given.target not in arms:
         raise SystemExit(f"there is no arm {given.target!r}; there are {', '.join(arms)}")
     print("\n".join(table(arms, given.target)))
