@@ -148,8 +148,8 @@ class SpecGuardOptions(BaseModel):
     too."""
     max_slowdown: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Draft answers of specguard only while the latest ones have together taken at most this share
-    more than the target alone would have, by the clock: 0.05 is a twentieth. The first ones are not
-    drafted, and texts depend on how fast the machine is."""
+    more than the target alone would have for the same texts, by the clock: 0.05 is a twentieth. The
+    first ones are not drafted, and texts depend on how fast the machine is."""
     critical_steps: CriticalSteps = "verify"
     """Whether tool calls and the last step may come from the draft if they pass (verify), or are
     the target's in any case (target)."""

@@ -134,7 +134,8 @@ class SpecGuardDecoder:
             draft, target = self._open(request, stack)
             answer, writer = self._begin(request, draft, target)
             prompt_tokens = self.target.context_length - target.room
-            pacing = Pacing(self.patience, self.slowdown and self.slowdown.begin(prompt_tokens))
+            time = self.slowdown.begin(prompt_tokens) if self.slowdown else None
+            pacing = Pacing(self.patience, time)
             while not answer.finished:
                 proposal = self._propose(draft, target, answer, pacing)
                 pacing.note(proposal.judgement)
