@@ -12,10 +12,7 @@ from specguard_chains.console import fetch_progress, print_metrics, print_step, 
 from specguard_chains.models import DEFAULT_PAIR, resolve_pair
 
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{{}}."
-QUESTION = (
-    "A bakery sells 3 trays of 12 muffins in the morning and half as many muffins in the "
-    "afternoon. A muffin costs $2. How much does the bakery earn that day?"
-)
+QUESTION = "A shop sells 3 pens for $4. What do 12 pens cost?"
 console = Console(highlight=False)
 
 
@@ -36,7 +33,8 @@ def main() -> None:
     with fetch_progress(console) as progress:
         resolve_pair(DEFAULT_PAIR, progress=progress)  # 1.6 GB, once
     prompt = ChatPromptTemplate([("system", INSTRUCTION), ("user", "{question}")])
-    chain = prompt | ChatSpecGuard(seed=1, max_tokens=600) | StrOutputParser()
+    # Every step is drafted here, to show its verdict; by default drafting pauses after a rejection.
+    chain = prompt | ChatSpecGuard(temperature=0, patience=0, max_tokens=600) | StrOutputParser()
 
     console.print(f"{QUESTION}\n", style="bold")
     answer = chain.invoke({"question": QUESTION}, config={"callbacks": [StepPrinter()]})
