@@ -88,7 +88,8 @@ def held_out_scores(
         return None
     from sklearn.model_selection import cross_val_predict
 
+    wide = np.asarray(features, dtype=np.float64)  # in single precision it may not converge
     scores: NDArray[np.float64] = cross_val_predict(
-        regression(strength), features, labels, cv=folds, method="decision_function"
+        regression(strength), wide, labels, cv=folds, method="decision_function"
     )
     return scores

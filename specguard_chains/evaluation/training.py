@@ -157,7 +157,7 @@ def _best_strength(examples: Examples, seed: int) -> float:
 
 
 def _fit(examples: Examples, strength: float) -> Any:
-    return regression(strength).fit(examples.states, examples.right)
+    return regression(strength).fit(examples.states.astype(np.float64), examples.right)
 
 
 def _auroc(scores: NDArray[np.float64], examples: Examples) -> Estimate | None:

@@ -400,6 +400,7 @@ def test_every_option_is_identifying() -> None:
         "calibration": "c.json",
         "step_delimiter": ".",
         "max_step_tokens": 9,
+        "max_slowdown": 0.1,
         "early_rejection": False,
         "salvage": False,
         "patience": 3,

@@ -69,13 +69,13 @@ def test_every_example_is_tested_and_short() -> None:
 def test_the_quickstart_shows_steps_and_the_answer(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example = scripted("quickstart", ["36 + 18 = 54.\n\n", "It earns $108."])
+    example = scripted("quickstart", ["12 is 4 times 3.\n\n", "They cost $16."])
     monkeypatch.setattr(example, "resolve_pair", lambda pair, progress: None)
     example.main()
     said = capsys.readouterr().out
     assert "[1] target" in said
     assert "2 steps: 2 by target" in said
-    assert said.count("It earns $108.") == 2
+    assert said.count("They cost $16.") == 2
 
 
 def test_each_step_shows_its_passages(
