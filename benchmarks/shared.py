@@ -48,6 +48,14 @@ def ratio(ours: list[float], theirs: list[float]) -> str:
 
 def parting(decoder: Decoder, request: Request, texts: tuple[str, str]) -> str:
     """Say how close the target's two likeliest tokens are where two texts part."""
+    shared, margin = margin_at_parting(decoder, request, texts)
+    return f"texts part at token {shared}: top-2 margin {margin:.4f} logits"
+
+
+def margin_at_parting(
+    decoder: Decoder, request: Request, texts: tuple[str, str]
+) -> tuple[int, float]:
+    """Return at which token two texts part, and by how many logits the likeliest leads there."""
     target = decoder.engines[-1]
     one, other = (target.encode_text(text) for text in texts)
     shared = common_prefix(one, other)
@@ -62,4 +70,4 @@ def parting(decoder: Decoder, request: Request, texts: tuple[str, str]) -> str:
 
     logits = compute_thread.run(rows)
     best, second = np.sort(logits)[-1:-3:-1]
-    return f"texts part at token {shared}: top-2 margin {best - second:.4f} logits"
+    return shared, float(best - second)

@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 
+from benchmarks.shared import margin_at_parting
 from specguard_chains import ChatSpecGuard, background
 from specguard_chains.assembly import assemble, unload
 from specguard_chains.decoding.baselines import SoloDecoder
@@ -34,6 +35,10 @@ GREEDY: dict[str, Any] = PAPER | {
     "num_candidates": 1,
     "n_ctx": 1024,
 }
+
+
+NEAR_TIE = 0.2
+"""Logits; rounding has turned no larger lead, see docs/design.md."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -123,7 +128,11 @@ def test_identities() -> None:
     target = text_of(SoloDecoder(guarded.target, Source.TARGET))
     draft = text_of(SoloDecoder(guarded.draft, Source.DRAFT, grounding=guarded.grounding))
     assert draft != target
-    assert text_of(replace(guarded, verifier=AcceptNone())) == target
+    assert text_of(replace(guarded, verifier=AcceptNone(), salvage=False)) == target
+    salvaged = text_of(replace(guarded, verifier=AcceptNone()))
+    if salvaged != target:  # several tokens at a time: rounding may turn a near-tie, by processor
+        _, margin = margin_at_parting(guarded, request, (target, salvaged))
+        assert margin < NEAR_TIE
     assert text_of(accept_all) == draft
     assert text_of(replace(guarded, target=guarded.draft)) == draft
 
