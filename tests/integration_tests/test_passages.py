@@ -159,7 +159,7 @@ def test_a_prompts_beginning_is_reused_when_its_passages_change(
 def test_a_quantised_model_gives_what_the_formula_says(load: Load, model_path: ModelPath) -> None:
     engine = load(model_path("smollm2-135m-instruct"))
     with closing(engine.open(QUESTION, grounding=SPEC)) as session:
-        assert_as_the_formula_says(session, engine, QUESTION, 0.002)
+        assert_as_the_formula_says(session, engine, QUESTION, 0.005)
 
 
 def test_both_engines_find_and_weigh_passages_alike(load: Load, model_path: ModelPath) -> None:
