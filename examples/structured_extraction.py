@@ -8,7 +8,7 @@ NOTICE = (
     "Rosa Keller opened her bakery in Bern in 1987. Today her 14 employees bake for three markets, "
     "and she still closes the shop every Monday."
 )
-QUESTION = "A ticket costs 12 euros, children pay half. What do 2 adults and 3 children pay?"
+QUESTION = "A book costs 7 euros and a pen costs 2 euros. What do 3 books and 5 pens cost together?"
 
 
 class Business(BaseModel):

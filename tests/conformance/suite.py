@@ -72,6 +72,9 @@ class EngineConformance:
     """How far a hidden state may be off between two ways to compute it, relative to its length."""
     spec: ClassVar[GroundingSpec] = GroundingSpec()
     """The form of grounding that is read if the engine gives attention."""
+    equal_draws: ClassVar[float] = 0.8
+    """Least share of sampled steps of six tokens that do not change when others are drawn beside
+    them: rounding moves a draw that falls on an edge."""
     reuses_prefixes: ClassVar[bool] = True
     """Whether a session takes over what an earlier one has computed of its prompt."""
 
@@ -304,16 +307,15 @@ class EngineConformance:
     def test_a_candidate_does_not_depend_on_how_many_there_are(
         self, start: Callable[..., Session], several: int
     ) -> None:
-        """Rounding may move a draw that falls on an edge, but hardly ever."""
-        session, wholly_equal = start(), 0
-        for seed in range(5):
+        session, wholly_equal, seeds = start(), 0, 20
+        for seed in range(seeds):
             (alone,) = session.sample(1, limit(6), WARM, seed=(seed,))
             first = session.sample(several, limit(6), WARM, seed=(seed,))[0]
             shared = shared_tokens(alone.tokens, first.tokens)
             assert shared, "the first token differs"
             self.assert_readings_close(head(first.reading, shared), head(alone.reading, shared))
             wholly_equal += alone.tokens == first.tokens
-        assert wholly_equal >= 4
+        assert wholly_equal >= self.equal_draws * seeds
 
     def test_candidates_differ(self, start: Callable[..., Session], several: int) -> None:
         candidates = start().sample(

@@ -13,10 +13,11 @@ from tests.conformance.suite import EngineConformance
 
 pytestmark = pytest.mark.integration
 
-ROUNDING = 0.5
-"""Log-prob by which this model's numbers move once the last digit of an attention sum changes, as
-activations are rounded to 8 bits: up to 0.35 [run]. The same tests on this model with weights and
-KV memory in float32 differ by 5e-6 [run]; `test_llama_cpp.TestExactly` keeps watch over that."""
+ROUNDING = 1.0
+"""Log-prob by which this model's numbers may move once the last digit of an attention sum changes,
+as activations are rounded to 8 bits: up to 0.35 [run], and each kind of processor has sums of its
+own. The same tests on this model with weights and KV memory in float32 differ by 5e-6 [run];
+`test_llama_cpp.TestExactly` keeps watch over that."""
 
 
 class TestLlamaCpp(EngineConformance):
@@ -73,6 +74,7 @@ class TestLlamaCppWithAttention(TestLlamaCpp):
     """Without flash attention a sum's last digit depends on where the KV cells lie."""
 
     logprob_tolerance = ROUNDING
-    grounding_tolerance = 0.015  # 0.006 has been seen
-    state_tolerance = 0.03  # 0.014 has been seen
+    grounding_tolerance = 0.03  # 0.006 has been seen
+    state_tolerance = 0.06  # 0.014 has been seen
+    equal_draws = 0.4  # 0.7 has been seen
     attention = True

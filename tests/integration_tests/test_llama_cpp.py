@@ -174,7 +174,7 @@ def test_grounding_equals_the_papers_formula(
 
 
 def test_grounding_of_a_quantised_model_equals_the_papers_formula(small: LlamaCppEngine) -> None:
-    assert_grounded(small, QUESTION, SPEC, tolerance=0.01)
+    assert_grounded(small, QUESTION, SPEC, tolerance=0.03)
 
 
 def assert_grounded(
