@@ -1,7 +1,7 @@
 """One table of several runs of `specguard bench`, each over other problems.
 
-    python benchmarks/pooled.py docs/evidence/bench docs/evidence/bench-25-44 \\
-        --arms target,draft,default,no-pause,random,length
+    python benchmarks/pooled.py docs/evidence/bench-25-44 docs/evidence/bench-45-60 \\
+        --arms target,draft,default,no-pause,random,length --plot frontier.svg
 
 reads problems.csv of each folder. Right answers are counted over the problems on which every arm
 has a result. Times are compared within a run only, and where its problems.csv tells when each
@@ -18,7 +18,14 @@ from pathlib import Path
 
 from specguard_chains.evaluation.figures import RESAMPLES, TURN_S, discordant
 from specguard_chains.evaluation.paired_shares import difference_interval
-from specguard_chains.evaluation.statistics import mcnemar_p, ratio_of_sums, wilson_interval
+from specguard_chains.evaluation.plots import accuracy_and_time
+from specguard_chains.evaluation.statistics import (
+    Estimate,
+    mcnemar_p,
+    ratio_of_sums,
+    wilson_interval,
+)
+from specguard_chains.evaluation.svg import Look, standalone
 
 Problem = tuple[str, str]
 Row = dict[str, str]
@@ -68,15 +75,20 @@ def against(rows: dict[Problem, Row], other: dict[Problem, Row]) -> str:
     )
 
 
-def times(rows: dict[Problem, Row], other: dict[Problem, Row]) -> str:
-    """Return the ratio of two arms' seconds where they took turns."""
+def time_ratio(rows: dict[Problem, Row], other: dict[Problem, Row]) -> tuple[Estimate | None, int]:
+    """Return the ratio of two arms' seconds where they took turns, and on how many problems."""
     pairs = [(rows[key], other[key]) for key in rows if in_turns(rows[key], other[key])]
     seconds = [[float(row["seconds"]) for row in column] for column in zip(*pairs, strict=True)]
-    found = ratio_of_sums(*seconds, resamples=RESAMPLES) if pairs else None
+    return ratio_of_sums(*seconds, resamples=RESAMPLES) if pairs else None, len(pairs)
+
+
+def times(rows: dict[Problem, Row], other: dict[Problem, Row]) -> str:
+    """Return that ratio with its interval."""
+    found, n = time_ratio(rows, other)
     if found is None:
         return "–"
     interval = "" if found.interval is None else " ({:.2f} to {:.2f})".format(*found.interval)
-    return f"{found.value:.2f}{interval} on {len(pairs)}"
+    return f"{found.value:.2f}{interval} on {n}"
 
 
 def in_turns(one: Row, other: Row) -> bool:
@@ -125,12 +137,36 @@ def pairs(arms: Arms) -> Iterator[str]:
                 yield f"| {arm} | {other} | {against(rows, theirs)} | {times(rows, theirs)} |"
 
 
+def frontier(arms: Arms, target: str) -> str:
+    """Return accuracy against time as an SVG."""
+    shown, timed = {}, set()
+    for arm, rows in arms.items():
+        right, (ratio, n) = rights(rows), time_ratio(rows, arms[target])
+        if ratio is not None:
+            timed |= {n} if arm != target else set()
+            shown[arm] = {
+                "accuracy": sum(right) / len(right),
+                "accuracy_interval": wilson_interval(sum(right), len(right)),
+                "time_ratio": ratio.value,
+                "time_ratio_interval": None if arm == target else ratio.interval,
+            }
+    looks = {arm: Look(number, arm) for number, arm in enumerate(arms, start=1)}
+    n = len(arms[target])
+    times_of = "" if timed <= {n} else f", times of {' or '.join(map(str, sorted(timed)))}"
+    figures = {"target": target, "data": {f"{n} problems{times_of}": {"decoders": shown}}}
+    plot = accuracy_and_time(looks, figures, named=True)
+    if plot.svg is None:
+        raise SystemExit(plot.caption)
+    return standalone(plot.svg)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folders", nargs="+", type=Path, metavar="folder")
     parser.add_argument("--arms", default="", help="with commas in between; all by default")
     parser.add_argument("--target", default="target", help="the arm that others are compared with")
     parser.add_argument("--pairs", action="store_true", help="each arm beside every other one, too")
+    parser.add_argument("--plot", type=Path, help="where to draw accuracy against time, as SVG")
     given = parser.parse_args()
     arms = read(given.folders, given.arms.split(",") if given.arms else [])
     if given.target not in arms:
@@ -138,6 +174,8 @@ def main() -> None:
     print("\n".join(table(arms, given.target)))
     if given.pairs:
         print("\n" + "\n".join(pairs(arms)))
+    if given.plot is not None:
+        given.plot.write_text(frontier(arms, given.target), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python benchmarks/publish.py bench docs/evidence/bench
 
 Beside the reports there are settings.json and results.jsonl.gz, which holds no text of problems or
-answers. Unpacked (`gunzip --keep results.jsonl.gz`), the folder is a run that the same command
-goes on with, on another machine too.
+answers, nor what was taken from one. Unpacked (`gunzip --keep results.jsonl.gz`), the folder is a
+run that the same command goes on with, on another machine too.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 from specguard_chains.evaluation import report, summary
-from specguard_chains.evaluation.folder import RESULTS, SETTINGS
+from specguard_chains.evaluation.folder import RESULTS, SETTINGS, read_results
+from specguard_chains.evaluation.results import Result
 from specguard_chains.evaluation.settings import RunSettings
 
 SHOWN = ("summary.json", "problems.csv", "report.md", "report.html", "accuracy.svg")
 
 
-def textless(line: str) -> str:
-    """Return a result without what was written."""
-    return json.dumps(json.loads(line) | {"text": ""})
+def textless(result: Result) -> str:
+    """Return a line of a result without what was written."""
+    return json.dumps(result.to_dict() | {"text": "", "extracted": None})
 
 
 def main() -> None:
@@ -38,13 +39,13 @@ def main() -> None:
     summary.per_problem(given.run)
     report.write(given.run)
     for name in SHOWN:
-        shutil.copyfile(given.run / name, given.out / name)
+        if (given.run / name).exists():
+            shutil.copyfile(given.run / name, given.out / name)
     settings = RunSettings.load(given.run / SETTINGS)
     public = [each.public() for each in settings.invocations]
     content = json.dumps(asdict(settings) | {"invocations": public}, indent=1)
     (given.out / SETTINGS).write_text(content + "\n", encoding="utf-8")
-    lines = (given.run / RESULTS).read_text(encoding="utf-8").splitlines()
-    content = "".join(f"{textless(line)}\n" for line in lines)
+    content = "".join(f"{textless(result)}\n" for result in read_results(given.run))
     # Without a time, so that equal results are equal files.
     (given.out / f"{RESULTS}.gz").write_bytes(gzip.compress(content.encode(), mtime=0))
 

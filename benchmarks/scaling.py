@@ -228,8 +228,9 @@ def chat(arguments: argparse.Namespace, **changed: Any) -> ChatSpecGuard:
 
 def per_token(llm: ChatSpecGuard, text: str, *, warm: bool = False) -> float:
     """Return the seconds a token of an answer, prompt included unless it is read before."""
-    if warm:
-        llm.bind(max_tokens=1).invoke(text)
+    if warm:  # by both models, whoever writes the first token
+        for decoder in ("draft", "target"):
+            llm.bind(max_tokens=1, decoder=decoder).invoke(text)
     start = time.perf_counter()
     message = llm.invoke(text)
     seconds = time.perf_counter() - start

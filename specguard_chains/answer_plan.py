@@ -72,6 +72,8 @@ class AnswerPlan:
         constrains = all(engine.capabilities.constraints for engine in engines)
         if not constrains:
             _tell_unconstrained(asked, engines)
+            if template is None:  # a server's, which may think; text without the marks is none
+                reasoning = ReasoningTags()
         readable = asked.response.format in (None, "json")
         sections = _sections(asked, form, reasoning)
         opened = next((s for s in sections if reasoning and reasoning.opened and _thinks(s)), None)
@@ -114,7 +116,10 @@ class AnswerPlan:
 
 def _tell_unconstrained(asked: Asked, engines: Sequence[Engine]) -> None:
     """Log that nothing holds the models to a schema, or refuse that if it must be kept."""
-    if not (asked.response.is_json or asked.choice.mode == "required"):
+    required = asked.response.is_json or asked.choice.mode == "required"
+    strict = asked.strict is True and bool(asked.names)
+    one_call = bool(asked.names) and not asked.choice.parallel
+    if not (required or strict or one_call):
         return
     name = next(e.name for e in engines if not e.capabilities.constraints)
     if asked.strict:

@@ -85,11 +85,12 @@ def _writer(options: SpecGuardOptions, *needed: Engine) -> Decoder:
     if options.method == "speculative":
         draft = needed[0] if Source.DRAFT in options.roles else None
         return SpeculativeDecoder(draft, needed[-1], options.speculation(), shape)
+    grounding = GroundingSpec.named(options.grounding, layers=options.grounding_layers)
     if len(needed) == 1:
-        return SoloDecoder(needed[0], options.roles[0], shape)
+        return SoloDecoder(needed[0], options.roles[0], shape, passage_grounding=grounding)
     draft, target = needed
     if options.method in SPECGUARD:
-        return _specguard(options, draft, target, shape)
+        return _specguard(options, draft, target, shape, grounding)
     selects = options.method in SELECTING
     return SpecGuardDecoder(
         draft,
@@ -98,8 +99,11 @@ def _writer(options: SpecGuardOptions, *needed: Engine) -> Decoder:
         num_candidates=_candidates(options, options.num_candidates if selects else 1),
         num_target_candidates=_candidates(options, options.num_target_candidates if selects else 1),
         select=_selector(options),
+        grounding_from=reader_of(options),
+        grounding=grounding,
         shape=shape,
         salvage=options.salvage,
+        hand_back=options.hand_back,
         patience=options.pacing(),
     )
 
@@ -145,9 +149,12 @@ def _best_of_n(options: SpecGuardOptions, engine: Engine) -> Decoder:
 
 
 def _specguard(
-    options: SpecGuardOptions, draft: Engine, target: Engine, shape: StepShape
+    options: SpecGuardOptions,
+    draft: Engine,
+    target: Engine,
+    shape: StepShape,
+    grounding: GroundingSpec,
 ) -> SpecGuardDecoder:
-    grounding = GroundingSpec.named(options.grounding, layers=options.grounding_layers)
     reader = reader_of(options)
     _tell(options, reader)
     calibration = _calibration(options, draft, target, reader, grounding)

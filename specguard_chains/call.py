@@ -48,6 +48,7 @@ class Assembled:
     def __init__(self) -> None:
         """Start without one: weights are loaded when they are first used."""
         self._latest: tuple[dict[str, Any], Decoder] | None = None
+        self._assembling = threading.Lock()
 
     def decoder(self, options: SpecGuardOptions) -> Decoder:
         """Return the decoder that the options describe."""
@@ -56,10 +57,10 @@ class Assembled:
             for name in SpecGuardOptions.model_fields.keys() - OF_THE_REQUEST
             for value in [getattr(options, name)]
         } | {"generation": assembly.generation}
-        latest = self._latest  # another thread may replace it
-        if latest is None or latest[0] != key:
-            latest = self._latest = key, assemble(options)
-        return latest[1]
+        with self._assembling:  # one decoder for all threads: it may keep an account of seconds
+            if self._latest is None or self._latest[0] != key:
+                self._latest = key, assemble(options)
+            return self._latest[1]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Assembled)  # models are equal by their settings

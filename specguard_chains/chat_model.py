@@ -137,7 +137,7 @@ class ChatSpecGuard(StepSource, BindsTools, Batches, TappedChatModel):
     Usage:
         .. code-block:: python
 
-            message.usage_metadata  # tokens of prompt and answer, by the target's tokenizer
+            message.usage_metadata  # tokens of prompt and answer, and what caches had
             message.response_metadata["specguard"]["acceptance_rate"]
     """
 
@@ -292,6 +292,7 @@ class ChatSpecGuard(StepSource, BindsTools, Batches, TappedChatModel):
         passages = own.pop("passages", ())
         asked = Asked.taken_from(own)
         model = self._in_force(stop, own)
+        hooks = Hooks.of(model.stop_when, model.review, asynchronous=asynchronous)
         decoder = self._assembled.decoder(model)
         plan = AnswerPlan.of(asked, model, decoder.engines)
         call = Call.of(
@@ -302,7 +303,7 @@ class ChatSpecGuard(StepSource, BindsTools, Batches, TappedChatModel):
             constraint=plan.constraint,
             sections=plan.sections,
             opened=plan.opened,
-            hooks=Hooks.of(model.stop_when, model.review, asynchronous=asynchronous),
+            hooks=hooks,
         )
         writer = ChunkWriter(
             plan.reader(),

@@ -65,8 +65,9 @@ def kind_of(model: Reference) -> Kind:
             return "openai"
         if scheme.lower() == "hf":
             return "transformers"
+        shown = re.sub(r"(?<=//)[^/]*@", "…@", name)  # there may be a password in it
         raise ConfigurationError(
-            f"{name} is no model; write openai://host:port/model for one on a server (openais:// "
+            f"{shown} is no model; write openai://host:port/model for one on a server (openais:// "
             "over TLS), or hf://name for one that transformers runs"
         )
     path = Path(name).expanduser()

@@ -98,7 +98,7 @@ class SpecGuardLLM(Batches, SpecGuardModel, BaseLLM):
         .. code-block:: python
 
             result = llm.generate(["The capital of France is"])
-            result.llm_output["token_usage"]  # of all prompts, by the target's tokenizer
+            result.llm_output["token_usage"]  # of all prompts
             result.generations[0][0].generation_info["specguard"]["acceptance_rate"]
     """
 
@@ -243,12 +243,13 @@ class SpecGuardLLM(Batches, SpecGuardModel, BaseLLM):
     ) -> Call:
         """Return what is needed for one answer. Loads the models when they are first used."""
         model = self._in_force(stop, overrides)
+        hooks = Hooks.of(model.stop_when, model.review, asynchronous=asynchronous)
         return Call.of(
             self._assembled.decoder(model),
             model._prompt(prompt),
             model,
             timeout_s=model.timeout,
-            hooks=Hooks.of(model.stop_when, model.review, asynchronous=asynchronous),
+            hooks=hooks,
         )
 
     async def _acall(

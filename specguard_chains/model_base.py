@@ -12,7 +12,7 @@ from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, create_model, model_validator
 
-from specguard_chains.call import Assembled, counting_engine, identity, model_name
+from specguard_chains.call import Assembled, identity, model_name
 from specguard_chains.decoding.engine import Engine, Prompt
 from specguard_chains.decoding.steps import Step
 from specguard_chains.engines import DEFAULT_N_CTX, kind_of
@@ -24,6 +24,7 @@ from specguard_chains.parameters import (
     options_in_force,
     typed_errors,
 )
+from specguard_chains.roles import load_engine
 
 NOT_IDENTIFYING = frozenset(
     {"api_key", "max_queue", "max_retries", "prompt_cache", "prompt_cache_gib"}
@@ -103,7 +104,7 @@ class SpecGuardModel(TypedErrors, SpecGuardOptions, BaseLanguageModel[Any]):
         return self._tokens(Prompt(text=text))
 
     def _tokens(self, prompt: Prompt) -> list[int]:
-        return counting_engine(self._assembled.decoder(self)).encode(prompt)
+        return load_engine(self, self.roles[-1]).encode(prompt)  # the target, if there is one
 
     def _in_force(self, stop: list[str] | None, overrides: Mapping[str, Any]) -> Self:
         """Return the model with the options of one call, validated, as its own.
@@ -173,7 +174,10 @@ def _fields_of_a_call(cls: type[SpecGuardModel]) -> type[BaseModel]:
 
 
 def usage(steps: Sequence[Step], input_tokens: int) -> UsageMetadata:
-    """Return what an answer has cost: tokens of prompt and answer, by the target's tokenizer."""
+    """Return what an answer has cost.
+
+    The prompt's tokens are the target's, those of a step its writer's.
+    """
     output_tokens = sum(step.answer_tokens for step in steps)
     reused = [
         sum(step.tokens.draft_reused for step in steps),

@@ -57,7 +57,7 @@ class ChatTemplate:
             ConfigurationError: The template refuses the messages in every form.
         """
         error: Exception | None = None
-        for adapted in (a for form in adaptations(messages) for a in _adaptations(form)):
+        for adapted in forms(messages):
             try:
                 return self._template.render(
                     messages=adapted,
@@ -126,6 +126,12 @@ class _GenerationTag(Extension):
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)
+
+
+def forms(messages: Messages) -> Iterator[Messages]:
+    """Yield the messages as they are, then in all forms that stricter templates take."""
+    for adapted in adaptations(messages):
+        yield from _adaptations(adapted)
 
 
 def _adaptations(messages: Messages) -> Iterator[Messages]:

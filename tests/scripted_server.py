@@ -81,10 +81,12 @@ class ScriptedServer:
     models: Sequence[str] = ("toy",)
     lacks: set[str] = field(default_factory=set)
     """Of: models, tokenize, length, logprobs, raw_logprobs, token_ids, n, stops, scoring, rows (the
-    right ones are read for scores), chat_template, neutral, stream."""
+    right ones are read for scores), chat_template, system (messages), neutral, stream."""
     adds_space: bool = False
     """Texts are tokenized with a space before them."""
     key: str | None = None
+    lingers: bool = False
+    """Keep the body of a stream open after its last event."""
     token_s: float = 0.0
     """Pause before each streamed token."""
     faults: list[Fault] = field(default_factory=list)
@@ -184,6 +186,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         text = body.get("prompt", body.get("input", ""))
         if "messages" in body:
+            if refusal := _wrong(body["messages"], lacks):
+                self._refuse(400, refusal)
+                return
             text = "".join(f"{m['role']}:{m['content']}{SPELLED}" for m in body["messages"]) + "A:"
         if self.script.adds_space and text:
             text = f" {text}"
@@ -242,6 +247,8 @@ class _Handler(BaseHTTPRequestHandler):
                     self._event({"choices": [choice]})
                     self.script.streamed += 1
         self._chunk(b"data: [DONE]\n\n")
+        if self.script.lingers:
+            self._wait()
         self._chunk(b"")
 
     def _start_stream(self) -> None:
@@ -315,11 +322,24 @@ class _Handler(BaseHTTPRequestHandler):
                     self._chunk(b": still here\n\n")
                     time.sleep(0.02)
             case "hang":
-                self.connection.settimeout(30)
-                while self.rfile.read(1):
-                    pass
-                raise BrokenPipeError
+                self._wait()
         return True
+
+    def _wait(self) -> None:
+        """Do nothing until the client closes the connection."""
+        self.connection.settimeout(30)
+        while self.rfile.read(1):
+            pass
+        raise BrokenPipeError
+
+
+def _wrong(messages: Sequence[dict[str, Any]], lacks: set[str]) -> str | None:
+    """Say what of some messages is no form of the API, or nothing that the template takes."""
+    if "system" in lacks and any(message["role"] == "system" for message in messages):
+        return "system messages are not supported"
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
+    texts = [text for call in calls for text in (call["id"], call["function"]["arguments"])]
+    return None if all(isinstance(text, str) for text in texts) else "should be a valid string"
 
 
 class _Candidate:

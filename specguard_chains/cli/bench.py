@@ -94,9 +94,9 @@ def bench(
     summary.per_problem(out)
     report.write(out)
     _print_tables(figures)
+    written = ("summary.json", "problems.csv", "report.md", "report.html", "accuracy.svg")
     OUT.print(
-        f"in {out}: summary.json, problems.csv, report.md, report.html, accuracy.svg",
-        soft_wrap=True,
+        f"in {out}: {', '.join(name for name in written if (out / name).exists())}", soft_wrap=True
     )
 
 
@@ -159,6 +159,14 @@ def _solve(plan: Plan, log: ResultsLog) -> None:
     waiting = {task.arm.label: task.arm for task in pending}.values()
     decoders = {arm.label: _loaded(arm) for arm in waiting}
     done = [result for task in tasks if (result := log.get(task.key)) is not None]
+    begun = {result.arm for result in done}
+    for arm in waiting:
+        if arm.label in begun and arm.options.max_slowdown is not None:
+            ERR.print(
+                f"the account of seconds that {arm.label} drafts by (max_slowdown) begins anew, as "
+                "it is no result: some answers will be drafted less than in one go",
+                soft_wrap=True,
+            )
     with AnswerChecker() as checker, progress(Tally(done, pending)) as view:
         runner = Runner(plan, log, checker)
         for arm in waiting:

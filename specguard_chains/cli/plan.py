@@ -20,6 +20,7 @@ from specguard_chains.console import fetch_progress
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.steps import Source
 from specguard_chains.evaluation.summary import Run
+from specguard_chains.evaluation.wording import listed
 from specguard_chains.options import SpecGuardOptions
 from specguard_chains.planning.assumptions import (
     RATE,
@@ -39,6 +40,16 @@ from specguard_chains.roles import load_engine
 
 USUAL = Workload()
 N_CTX = 2048
+MEASURED = {
+    *("pair", "draft", "target", "n_ctx", "n_threads", "n_gpu_layers", "max_retries"),
+    *("grounding", "grounding_layers"),
+}
+"""Options that say what is measured, and how."""
+JUDGING = {
+    *("num_candidates", "num_target_candidates", "verify_with", "doubt_margin"),
+    *("patience", "pause_steps", "early_rejection", "salvage"),
+}
+"""Options that the arms of a run have already."""
 
 
 @reports_errors
@@ -136,7 +147,9 @@ def plan(
         print_choice(results, at_most, tolerance)
         return
     _check(results, acceptance, out, plot)
-    known = load_costs(costs) if costs is not None else _measured(options)
+    known = None if costs is None else load_costs(costs)
+    _check_used(options, costs, results)
+    known = known or _measured(options)
     found = None if results is None else read_run(results, known)
     workload = _sized(
         USUAL if found is None else found.workload, prompt_tokens, answer_tokens, step_tokens
@@ -198,6 +211,17 @@ def _sized(usual: Workload, prompt: int | None, answer: int | None, step: int | 
 
 def _missing(costs: PairCosts) -> list[str]:
     return [f"{note}." for each in (costs.draft, costs.target) for note in each.missing]
+
+
+def _check_used(options: SpecGuardOptions, costs: Path | None, results: Path | None) -> None:
+    """Refuse options that known costs or results make meaningless."""
+    given = [name for name, differs in differing(options, n_ctx=N_CTX).items() if differs]
+    for flag, source, told in (("--costs", costs, MEASURED), ("--results", results, JUDGING)):
+        if source is not None and (idle := [name for name in given if name in told]):
+            flags = listed([f"--{name.replace('_', '-')}" for name in idle])
+            raise UsageError(
+                f"what {flags} would set is as {source} tells it: leave that out, or {flag}"
+            )
 
 
 def _check(results: Path | None, acceptance: float | None, *written: Path | None) -> None:

@@ -28,6 +28,8 @@ class SoloDecoder:
     shape: StepShape = field(default_factory=StepShape)
     grounding: GroundingSpec | None = None
     """Read grounding too: for calibration and analyses."""
+    passage_grounding: GroundingSpec = field(default_factory=GroundingSpec)
+    """The form in which attention is read where a prompt has passages, if grounding is not."""
     scorer: Verifier | None = None
     """Tells its signals of every step, whose verdict has no consequence: for best of n."""
     rating: TextReward | None = None
@@ -49,7 +51,7 @@ class SoloDecoder:
         """See `Decoder.decode`."""
         if self.rating is not None:  # before an answer is written in vain
             self.rating.check(request.prompt)
-        spec = self.grounding or (GroundingSpec() if request.prompt.passages else None)
+        spec = self.grounding or (self.passage_grounding if request.prompt.passages else None)
         layer = self.scorer.state_layer if self.scorer else None
         with closing(request.open(self.engine, spec, layer)) as session:
             answer = Answer(request, self.shape, session)

@@ -109,7 +109,8 @@ class LocalEngine(Tokenizer, ABC):
             )
             raise AttentionUnavailableError(
                 f"{self.name} does not give attention, which {needing}; load it with "
-                f"attention=True, as a confidence_weight below 1 does, or {else_}"
+                "attention=True, as a confidence_weight below 1 does with the model that "
+                f"verify_with names, or {else_}"
             )
         if state_layer is not None and not self.capabilities.states:
             raise StatesUnavailableError(

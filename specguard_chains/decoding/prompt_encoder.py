@@ -60,7 +60,7 @@ class PromptEncoder:
     def encode(self, prompt: Prompt, tokenizer: ChatTokenizer) -> list[int]:
         """Return a prompt's tokens. Special tokens are read in raw text and in the template.
 
-        In messages they stay text: nobody can end a turn by writing `<|im_end|>` in one.
+        In messages and tools they stay text: nobody can end a turn by writing `<|im_end|>` in one.
 
         Raises:
             ConfigurationError: The model has no template, or it refuses the messages.
@@ -79,7 +79,7 @@ class PromptEncoder:
     def _encode_messages(self, prompt: Prompt, tokenizer: ChatTokenizer) -> list[int]:
         template = self._template(tokenizer, tools=bool(prompt.tools))
         shield = Shield(tokenizer.control_texts)
-        text = template.render(shield.hide(prompt.messages), prompt.tools)
+        text = template.render(shield.hide(prompt.messages), shield.hide(prompt.tools))
         tokens: list[int] = []
         for piece in shield.pieces(text):
             tokenize = tokenizer.tokenize_on if tokens else tokenizer.tokenize

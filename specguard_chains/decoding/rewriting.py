@@ -9,7 +9,7 @@ from specguard_chains.decoding.engine import Engine, LogitSession, Session
 from specguard_chains.decoding.ledger import Ledger
 from specguard_chains.decoding.prompt_lookup import PromptText
 from specguard_chains.decoding.speculation import Speculation
-from specguard_chains.decoding.speculative import check_speculation, check_vocabulary
+from specguard_chains.decoding.speculative import check_chain, check_speculation, check_vocabulary
 from specguard_chains.decoding.speculative_session import SpeculativeSession
 from specguard_chains.decoding.verification import Verifier
 from specguard_chains.errors import ConfigurationError
@@ -34,8 +34,8 @@ class SpeculativeRewriting:
         """Refuse models that it does not work with.
 
         Raises:
-            ConfigurationError: They are one model, lack logits, or have different tokens; or
-                attention is to be read of what is written.
+            ConfigurationError: They are one model, lack logits, or have different tokens; attention
+                is to be read of what is written; or a tree is to be copied from the prompt.
         """
         if verifier.needs_grounding:
             raise ConfigurationError(
@@ -49,6 +49,7 @@ class SpeculativeRewriting:
             )
         check_speculation(target, self.speculation, REMEDY)
         if self.proposer == "prompt":
+            check_chain(self.speculation)
             return
         check_speculation(draft, self.speculation, REMEDY)
         check_vocabulary(draft, target, REMEDY)

@@ -58,6 +58,9 @@ class Slowdown:
     """Later undrafted steps, by the target's seconds."""
     _answers: float = field(default=0.0, init=False)
     _drafted: float = field(default=0.0, init=False)
+    """Of these, the drafted ones that have ended."""
+    _in_flight: int = field(default=0, init=False)
+    """Drafted ones that have not."""
     _lock: Lock = field(default_factory=Lock, init=False)
 
     def __post_init__(self) -> None:
@@ -68,7 +71,7 @@ class Slowdown:
             )
 
     def begin(self, prompt_tokens: int) -> AnswerTime:
-        """Begin with another answer.
+        """Begin with another answer, which must be ended.
 
         Args:
             prompt_tokens: Of the prompt, in the target's vocabulary.
@@ -78,8 +81,15 @@ class Slowdown:
                 sums.fade()
             drafts = self._allows()
             self._answers = MEMORY * self._answers + 1
-            self._drafted = MEMORY * self._drafted + drafts
+            self._drafted *= MEMORY
+            self._in_flight += drafts
         return AnswerTime(self, prompt_tokens, drafts)
+
+    def end(self) -> None:
+        """Take note that a drafted answer has ended, complete or not."""
+        with self._lock:
+            self._in_flight -= 1
+            self._drafted += 1
 
     def note(self, step: Step, prompt_tokens: int) -> None:
         """Take note of what a step has cost.
@@ -97,7 +107,10 @@ class Slowdown:
                 pace.add(spent.target, characters, prompt_tokens)
 
     def _allows(self) -> bool:
-        """Whether the loss is expected to stay within the limit if another answer is drafted."""
+        """Whether the loss is expected to stay within the limit if another answer is drafted.
+
+        Those in flight are expected to lose as much as one that is yet to begin.
+        """
         if self._begun.characters + self._went_on.characters < ENOUGH_CHARACTERS:
             return False
         alone = self._alone_s()
@@ -106,7 +119,7 @@ class Slowdown:
             next_loss = UNTRIED * alone / self._answers
         else:
             next_loss = max(lost / self._drafted, 0.0)
-        return lost + next_loss <= self.limit * alone
+        return lost + (self._in_flight + 1) * next_loss <= self.limit * alone
 
     def _alone_s(self) -> float:
         """Return the seconds that the target alone would have taken for all answers."""
@@ -136,3 +149,8 @@ class AnswerTime:
         """
         read = self._prompt_tokens - step.tokens.target_reused if step.number == 1 else 0
         self._account.note(step, max(read, 0))
+
+    def end(self) -> None:
+        """Take note that the answer has ended, complete or not; once."""
+        if self.drafts:
+            self._account.end()

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from specguard_chains.decoding.answer import Answer, Proposal
-from specguard_chains.decoding.boundaries import Ending, StepShape
+from specguard_chains.decoding.boundaries import StepShape
 from specguard_chains.decoding.decoder import Request
-from specguard_chains.decoding.engine import Candidate, Engine, Look, Reading, Session
+from specguard_chains.decoding.drafting import Drafter, choose, with_passages
+from specguard_chains.decoding.engine import Candidate, Engine, Session
 from specguard_chains.decoding.engine_checks import (
     check_candidates,
     check_confidence,
@@ -28,8 +29,8 @@ from specguard_chains.decoding.pacing import Pacing, Patience
 from specguard_chains.decoding.rewriting import SpeculativeRewriting
 from specguard_chains.decoding.selection import Selector
 from specguard_chains.decoding.slowdown import Slowdown
-from specguard_chains.decoding.steps import Judgement, Review, Source, Step, Verdict
-from specguard_chains.decoding.verification import Situation, Verifier
+from specguard_chains.decoding.steps import Review, Source, Step, Verdict
+from specguard_chains.decoding.verification import Verifier
 from specguard_chains.errors import ConfigurationError
 
 VerifyWith = Literal["draft", "target"]
@@ -86,6 +87,11 @@ class SpecGuardDecoder:
                 raise ConfigurationError(f"{name} must be 1 or more, not {n}")
         if self.hand_back is not None and self.hand_back < 1:
             raise ConfigurationError(f"hand_back must be 1 or more tokens, not {self.hand_back}")
+        if self.hand_back is not None and self.draft.vocabulary != self.target.vocabulary:
+            raise ConfigurationError(
+                f"hand_back={self.hand_back} counts tokens, and {self.draft.name} and "
+                f"{self.target.name} do not have the same ones; leave it out"
+            )
         check_candidates(self.draft, self.num_candidates, self.shape)
         asked = "num_target_candidates" if self.num_target_candidates else "num_candidates"
         check_candidates(self.target, self._rewrites, self.shape, asked)
@@ -128,16 +134,30 @@ class SpecGuardDecoder:
         selects = max(self.num_candidates, self._rewrites) > 1
         return self.verifier.asks_others or (selects and self.select.asks_others)
 
+    @property
+    def reader(self) -> VerifyWith:
+        """Whose attention is read."""
+        return self.grounding_from or self.verify_with
+
+    def target_reads(self, request: Request) -> bool:
+        """Whether the target computes a drafted step before it is judged."""
+        read_for_attention = self._reads_attention(request) and self.reader == "target"
+        return self.verify_with == "target" or read_for_attention
+
     def decode(self, request: Request) -> Iterator[Step]:
         """See `Decoder.decode` (paper, algorithm 1)."""
         with ExitStack() as stack:
             draft, target = self._open(request, stack)
             answer, writer = self._begin(request, draft, target)
             prompt_tokens = self.target.context_length - target.room
-            time = self.slowdown.begin(prompt_tokens) if self.slowdown else None
+            time = None
+            if self.slowdown is not None:
+                time = self.slowdown.begin(prompt_tokens)
+                stack.callback(time.end)
             pacing = Pacing(self.patience, time)
+            drafter = Drafter(self, draft, target, answer)
             while not answer.finished:
-                proposal = self._propose(draft, target, answer, pacing)
+                proposal = drafter.propose(pacing)
                 pacing.note(proposal.judgement)
                 if proposal.judgement.verdict is Verdict.ACCEPTED:
                     step, source = proposal.candidate, Source.DRAFT
@@ -148,66 +168,6 @@ class SpecGuardDecoder:
                 done = answer.extend(step, source, proposal)
                 pacing.note_time(done)
                 yield done
-
-    def _propose(self, draft: Session, target: Session, answer: Answer, pacing: Pacing) -> Proposal:
-        """Draft candidates, select one of them and judge it."""
-        if answer.is_critical():  # nothing that the draft could write would be kept
-            return Proposal((), 0, Judgement(Verdict.UNVERIFIED, critical=True))
-        if pacing.pauses():
-            return Proposal((), 0, Judgement(Verdict.UNVERIFIED, paused=True))
-        watch = self.verifier.can_accept if self._rejects_early else None
-        k = 1 if self.one_first else self.num_candidates
-        with answer.ledger.charge(Source.DRAFT, draft):
-            look = self._look(target, answer)
-            candidates = answer.sample(draft, Source.DRAFT, k, watch, look=look)
-        proposal = self._judge(candidates, draft, target, answer)
-        if not proposal.judgement.doubtful:
-            return proposal
-        if self.target_confidence is not None:
-            return self._escalate(proposal, target, answer, self.target_confidence)
-        if k == self.num_candidates or answer.request.sampling.greedy:  # all would be the same
-            return proposal
-        with answer.ledger.charge(Source.DRAFT, draft):  # selecting needs all of them complete
-            more = answer.sample(draft, Source.DRAFT, self.num_candidates - k)
-        return self._judge([*candidates, *more], draft, target, answer)
-
-    def _judge(
-        self, candidates: list[Candidate], draft: Session, target: Session, answer: Answer
-    ) -> Proposal:
-        """Select a candidate and judge it."""
-        with answer.ledger.time("select"):
-            chosen = self._choose(candidates)
-        reading = self._read(candidates[chosen], target, answer)
-        if reading is None:
-            return Proposal(candidates, chosen, Judgement(Verdict.REJECTED))
-        candidates[chosen] = _with_passages(candidates[chosen], reading)
-        situation = Situation(
-            answer.request, answer.number, answer.written, draft, target, answer.tokens_left
-        )
-        with answer.ledger.charge(Source.TARGET, target, verify=True):
-            judgement = self.verifier.judge(candidates[chosen], reading, situation)
-        accepted = judgement.verdict is Verdict.ACCEPTED
-        if accepted and answer.is_critical(candidates[chosen]):
-            judgement = replace(judgement, verdict=Verdict.REJECTED, critical=True)
-        return Proposal(candidates, chosen, judgement)
-
-    def _escalate(
-        self, proposal: Proposal, target: Session, answer: Answer, least: float
-    ) -> Proposal:
-        """Let the target decide on a doubtful step by its own confidence.
-
-        What it has read of a step that is kept it need not read later.
-        """
-        if answer.is_critical(proposal.candidate) or not target.fits(proposal.candidate):
-            return proposal
-        with answer.ledger.charge(Source.TARGET, target, verify=True):
-            logprobs = target.read(proposal.candidate).logprobs
-        if not len(logprobs):  # what is no token of its own yet says nothing
-            return proposal
-        mean = float(logprobs.mean())
-        verdict = Verdict.ACCEPTED if mean >= least else Verdict.REJECTED
-        judged = replace(proposal.judgement, verdict=verdict, target_confidence=mean)
-        return replace(proposal, judgement=judged)
 
     def _regenerate(
         self, draft: Session, writer: Session, answer: Answer, proposal: Proposal
@@ -229,59 +189,14 @@ class SpecGuardDecoder:
                 writer, Source.TARGET, self._rewrites, guess=guess, max_tokens=most
             )
         with answer.ledger.time("select"):
-            step = candidates[self._choose(candidates)]
-        if not answer.request.prompt.passages or self._reader == "target" or draft is writer:
+            step = candidates[choose(self.select, candidates)]
+        if not answer.request.prompt.passages or self.reader == "target" or draft is writer:
             return step
         # The draft is about to read this step anyway; all steps' passages are told by one model.
         if not draft.fits(step):
             return step
         with answer.ledger.charge(Source.DRAFT, draft, verify=True):
-            return _with_passages(step, draft.read(step))
-
-    def _choose(self, candidates: list[Candidate]) -> int:
-        """Select by self-consistency. After early rejection there is nothing to choose."""
-        for index, candidate in enumerate(candidates):
-            if candidate.ending is Ending.REJECTED_EARLY:
-                return index
-        return self.select([candidate.text for candidate in candidates])
-
-    def _read(self, chosen: Candidate, target: Session, answer: Answer) -> Reading | None:
-        """Return the signals to judge by: the draft's own, the target's, or some of each.
-
-        None if the target is to read a step that its context has no room for: in another vocabulary
-        a step may have more tokens.
-        """
-        own = chosen.reading
-        by_draft = chosen.ending is Ending.REJECTED_EARLY and self.verify_with == "draft"
-        if by_draft or not self._target_reads(answer.request):
-            return own
-        if not target.fits(chosen):
-            return None
-        with answer.ledger.charge(Source.TARGET, target, verify=True):
-            read = target.read(chosen)
-        confidence, attention = (
-            own if source == "draft" else read for source in (self.verify_with, self._reader)
-        )
-        return Reading(confidence.logprobs, attention.grounding, attention.passages, own.state)
-
-    def _look(self, target: Session, answer: Answer) -> Look | None:
-        """Let the target read a step while it is drafted, to stop as soon as it must be rejected.
-
-        What it has read so far it does not read again.
-        """
-        one_text = self.draft.vocabulary == self.target.vocabulary
-        apart = self.draft is not self.target and one_text
-        if not (self.early_rejection and self.verify_with == "target" and apart):
-            return None
-
-        def can_be_accepted(step: Candidate) -> bool:
-            if not target.fits(step):
-                return True
-            with answer.ledger.charge(Source.TARGET, target, verify=True):
-                reading = target.read(step)
-            return self.verifier.can_accept(reading.confidence, reading.min_grounding)
-
-        return can_be_accepted
+            return with_passages(step, draft.read(step))
 
     def _begin(self, request: Request, draft: Session, target: Session) -> tuple[Answer, Session]:
         """Return an empty answer, and what the target writes its steps of it with."""
@@ -310,8 +225,8 @@ class SpecGuardDecoder:
             session = open_session(self.draft, reads=True, state_layer=layer)
             return session, session
         return (
-            open_session(self.draft, reads=self._reader == "draft", state_layer=layer),
-            open_session(self.target, reads=self._reader == "target"),
+            open_session(self.draft, reads=self.reader == "draft", state_layer=layer),
+            open_session(self.target, reads=self.reader == "target"),
         )
 
     @property
@@ -319,25 +234,6 @@ class SpecGuardDecoder:
         """How many candidates the target samples."""
         return self.num_target_candidates or self.num_candidates
 
-    @property
-    def _reader(self) -> VerifyWith:
-        return self.grounding_from or self.verify_with
-
     def _reads_attention(self, request: Request) -> bool:
         """Whether somebody asks for grounding, or for the passages that a step leans on."""
         return self.verifier.needs_grounding or bool(request.prompt.passages)
-
-    def _target_reads(self, request: Request) -> bool:
-        """Whether the target computes a drafted step before it is judged."""
-        read_for_attention = self._reads_attention(request) and self._reader == "target"
-        return self.verify_with == "target" or read_for_attention
-
-    @property
-    def _rejects_early(self) -> bool:
-        """Early rejection needs the signals while the draft is still writing."""
-        return self.early_rejection and self.verify_with == "draft"
-
-
-def _with_passages(step: Candidate, read: Reading) -> Candidate:
-    """Return a step that tells of passages what a reading of it does."""
-    return replace(step, reading=replace(step.reading, passages=read.passages))

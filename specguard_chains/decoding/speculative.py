@@ -38,12 +38,9 @@ class SpeculativeDecoder:
                 self.speculation,
                 "take an engine that runs in this process, without logits processors",
             )
-        if self.draft is None and prod(self.speculation.widths) > 1:
-            raise ConfigurationError(
-                f"what is copied from the prompt is a chain, not a tree of widths "
-                f"{self.speculation.widths}; leave speculative_tree out, or take a draft"
-            )
-        if self.draft is not None:
+        if self.draft is None:
+            check_chain(self.speculation)
+        else:
             check_vocabulary(
                 self.draft,
                 self.target,
@@ -100,6 +97,15 @@ def check_vocabulary(draft: Engine, target: Engine, remedy: str) -> None:
         raise ConfigurationError(
             f"speculative decoding needs models of one vocabulary, and {draft.name} and "
             f"{target.name} have different ones; {remedy}, or take a draft of the target's family"
+        )
+
+
+def check_chain(speculation: Speculation) -> None:
+    """Refuse a tree where tokens are copied from the prompt."""
+    if prod(speculation.widths) > 1:
+        raise ConfigurationError(
+            "what is copied from the prompt is a chain, not a tree of widths "
+            f"{speculation.widths}; leave speculative_tree out, or take a draft"
         )
 
 

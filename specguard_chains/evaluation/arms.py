@@ -1,6 +1,6 @@
 """Arms of an evaluation: a decoder with its settings under a label, as `--decoders` lists them.
 
-    target,draft,specguard:num_candidates=8,conf=specguard:confidence_weight=1,random@conf
+    target,draft,specguard:num_candidates=8,conf=specguard:doubt_margin=1,random@conf
 
 An arm is [label=]name[:option=value]..., its label by default all of that. `random@X` and
 `length@X` are controls: they draft as arm X does, and accept as many of the steps as X, but at
@@ -22,7 +22,12 @@ from specguard_chains.decoding.specguard import SpecGuardDecoder
 from specguard_chains.errors import ConfigurationError, EvaluationError
 from specguard_chains.evaluation.checking import AnswerChecker
 from specguard_chains.evaluation.problems import Problem, prompt_for
-from specguard_chains.options import SPECGUARD, DecoderName, SpecGuardOptions
+from specguard_chains.options import (
+    SPECGUARD,
+    DecoderName,
+    SpecGuardOptions,
+    drafts_one_first,
+)
 from specguard_chains.parameters import checked_names, typed_errors
 
 ORACLE = "oracle"
@@ -178,6 +183,12 @@ def _control(wording: _Wording, shared: SpecGuardOptions, known: Mapping[str, Ar
             f"arm {wording.label!r}: when {controlled.label!r} drafts is told by the clock "
             "(max_slowdown), which no control can do as often; control an arm without"
         )
+    if _drafts_more_in_doubt(controlled.options):
+        raise EvaluationError(
+            f"arm {wording.label!r}: {controlled.label!r} drafts further candidates of a step that "
+            "it doubts, which a control, that doubts none, cannot do as often; control an arm with "
+            "doubt_margin=1, which always drafts all"
+        )
     if name == LENGTH and draft_alone(known.values()) is None:
         raise EvaluationError(
             f"arm {wording.label!r} needs the lengths of the draft's steps; add the arm draft"
@@ -192,6 +203,16 @@ def _control(wording: _Wording, shared: SpecGuardOptions, known: Mapping[str, Ar
         given |= {"num_candidates": 1, "num_target_candidates": 1}
     given |= _read_settings(wording.label, own)
     return Arm(wording.label, _options(wording.label, given), controls=controlled.label)
+
+
+def _drafts_more_in_doubt(options: SpecGuardOptions) -> bool:
+    return (
+        options.method in SPECGUARD
+        and not options.sampling().greedy
+        and drafts_one_first(
+            options.num_candidates, options.doubt_margin, options.target_confidence
+        )
+    )
 
 
 def _resolve(

@@ -2,7 +2,8 @@ r"""What a text gives as its answer, and in which form it is compared.
 
 The answer is the content of the text's last complete `\boxed{...}`. A text without one is given
 another chance where that needs no guessing what is meant: its last number, if the right answer is a
-number; a letter after "answer is", or alone in the last line, if the right answer is a letter.
+number; a letter after "answer is" or "correct option", or alone in the last line, if the right
+answer is a letter. What is said of other options is no answer.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _LETTER = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _SAID_LETTER = re.compile(
-    r"\b(?i:answer|choice|option)(?:\s+is)?\s*:?\s*\**\s*\(?([A-Z])\b(?!['’])"
+    r"\b(?i:(?:answer|(?:correct|right|best)\s+(?:choice|option))(?:\s+is)?\s*:?\s*\**\s*"
+    r"(?:(?:choice|option)\s+)?)\(?([A-Z])\b(?!['’])"
 )
 _LETTERS_WITHOUT_CHOICES = LETTERS[:8]
 
@@ -85,5 +87,5 @@ def _said_letter(text: str) -> str | None:
     if said:
         return str(said[-1]).upper()
     lines = text.strip().splitlines()
-    alone = re.fullmatch(r"\W*([A-Z])\W*", lines[-1]) if lines else None
+    alone = re.fullmatch(r"\W*(?i:(?:choice|option)\W+)?([A-Z])\W*", lines[-1]) if lines else None
     return alone[1] if alone else None

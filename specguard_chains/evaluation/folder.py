@@ -105,9 +105,12 @@ def read_results(folder: Path) -> list[Result]:
 
 
 def _settled(folder: Path, settings: RunSettings, *, begun: bool) -> RunSettings:
-    """Return the settings of the run, together with those that it goes on with."""
+    """Return the settings of the run, together with those that it goes on with.
+
+    Settings without a result are those of a command that came to nothing, and bind nobody.
+    """
     path = folder / SETTINGS
-    if path.exists():
+    if begun and path.exists():
         return RunSettings.load(path).joined(settings, folder)
     if begun:
         raise EvaluationError(

@@ -23,6 +23,8 @@ Split = tuple[NDArray[np.intp], NDArray[np.intp]]
 def regression(strength: float = 1.0) -> Any:
     """Return a logistic regression on standardised features that is not fitted yet.
 
+    It reckons in double precision: in single precision it may not converge.
+
     Args:
         strength: Inverse strength of the regularisation.
 
@@ -32,10 +34,11 @@ def regression(strength: float = 1.0) -> Any:
     try:
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
+        from sklearn.preprocessing import FunctionTransformer, StandardScaler
     except ImportError as error:
         raise EvaluationError(MISSING) from error
-    return make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=2000))
+    widen = FunctionTransformer(np.asarray, kw_args={"dtype": np.float64})
+    return make_pipeline(widen, StandardScaler(), LogisticRegression(C=strength, max_iter=2000))
 
 
 def splits(problems: Sequence[Hashable], *, seed: int = 0) -> list[Split]:
@@ -88,8 +91,7 @@ def held_out_scores(
         return None
     from sklearn.model_selection import cross_val_predict
 
-    wide = np.asarray(features, dtype=np.float64)  # in single precision it may not converge
     scores: NDArray[np.float64] = cross_val_predict(
-        regression(strength), wide, labels, cv=folds, method="decision_function"
+        regression(strength), features, labels, cv=folds, method="decision_function"
     )
     return scores

@@ -94,8 +94,8 @@ def train(examples: Examples, *, draft: str, layer: int, seed: int = 0, **facts:
     """
     scores = unseen_scores(examples, seed=seed)
     best = _best_strength(examples, seed)
-    model = _fit(examples, best)
-    scaler, fitted = model[0], model[-1]
+    model = regression(best).fit(examples.states, examples.right)
+    scaler, fitted = model[-2:]
     weights = fitted.coef_[0] / scaler.scale_
     bias = float(fitted.intercept_[0] - weights @ scaler.mean_)
     ends = examples.last
@@ -134,7 +134,7 @@ def unseen_scores(examples: Examples, *, seed: int = 0) -> NDArray[np.float64]:
     scores = np.zeros(len(examples.problems))
     for train, test in splits(examples.problems, seed=seed):
         others = examples.of(train)
-        model = _fit(others, _best_strength(others, seed))
+        model = regression(_best_strength(others, seed)).fit(others.states, others.right)
         scores[test] = model.decision_function(examples.states[test])
     return scores
 
@@ -154,10 +154,6 @@ def _best_strength(examples: Examples, seed: int) -> float:
         return auroc(scores, examples.right) or 0.0
 
     return max(STRENGTHS, key=lambda strength: (worth(strength), -strength))
-
-
-def _fit(examples: Examples, strength: float) -> Any:
-    return regression(strength).fit(examples.states.astype(np.float64), examples.right)
 
 
 def _auroc(scores: NDArray[np.float64], examples: Examples) -> Estimate | None:

@@ -61,6 +61,17 @@ def with_arguments_as_text(messages: Messages) -> Messages:
     return _each_call(messages, _as_text)
 
 
+def with_text_ids(messages: Messages) -> Messages:
+    """Return the messages with calls that have no id named "", and so their results."""
+    named = _each_call(messages, lambda call: {**call, "id": call.get("id") or ""})
+    return [
+        {**message, "tool_call_id": message["tool_call_id"] or ""}
+        if "tool_call_id" in message
+        else message
+        for message in named
+    ]
+
+
 def with_short_ids(messages: Messages) -> Messages:
     """Return the messages with ids of nine letters and digits; equal ones stay equal."""
     shortened = _each_call(messages, lambda call: {**call, "id": _short(call.get("id"))})

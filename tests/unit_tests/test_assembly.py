@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from specguard_chains import ChatSpecGuard, adapters, calibrations, engines
+from specguard_chains import ChatSpecGuard, SpecGuardLLM, adapters, calibrations, engines
 from specguard_chains.assembly import assemble, unload
 from specguard_chains.calibrations.fitting import fit, read_questions
 from specguard_chains.decoding.baselines import SoloDecoder
@@ -322,3 +323,78 @@ def test_only_specguard_pauses_unless_patience_is_given(
     for rejections in (1, 3):
         assert pacing(patience=rejections, hand_back=8) == Patience(rejections, 4)
         assert pacing(patience=rejections, pause_steps=2) == Patience(rejections, 2)
+
+
+@pytest.mark.parametrize("name", ["target", "draft", "rsd", "selector", "random", "length"])
+def test_passages_are_read_in_the_form_that_is_asked_for_whatever_decides(name: str) -> None:
+    """Those that judge by no attention read it where a prompt has passages."""
+    asked = {"grounding": "dense", "grounding_layers": 2, "confidence_weight": 0.3}
+    assembled = assemble(
+        options(
+            **toy_pair(), decoder=name, reward_model=lambda *_: 1.0, verify_with="target", **asked
+        )
+    )
+    form = GroundingSpec.named("dense", layers=2)
+    if isinstance(assembled, SoloDecoder):
+        assert (assembled.grounding, assembled.passage_grounding) == (None, form)
+        return
+    assert isinstance(assembled, SpecGuardDecoder)
+    assert (assembled.grounding, assembled.reader) == (form, "target")
+
+
+@pytest.mark.parametrize("decoder", ["rsd", "selector", "random", "length"])
+def test_hand_back_is_no_option_of_specguard_alone(decoder: str) -> None:
+    chosen = options(**toy_pair(), decoder=decoder, reward_model=lambda *_: 1.0, hand_back=8)
+    assembled = assemble(chosen)
+    assert isinstance(assembled, SpecGuardDecoder)
+    assert assembled.hand_back == 8
+
+
+def test_hand_back_needs_one_vocabulary() -> None:
+    pair = toy_pair() | {"draft": ToyEngine(random_policy(1), vocabulary="other")}
+    with pytest.raises(ConfigurationError, match="hand_back=8 counts tokens, and toy and t do not"):
+        assemble(options(**pair, hand_back=8))
+
+
+def test_what_is_copied_from_the_prompt_is_no_tree() -> None:
+    with pytest.raises(ConfigurationError, match="a chain, not a tree of widths"):
+        assemble(
+            options(
+                **toy_pair(),
+                confidence_weight=1,
+                speculate_rewrites=True,
+                speculate_with="prompt",
+                speculative_tree=[2, 2],
+            )
+        )
+
+
+def test_a_hook_that_cannot_be_called_is_refused_before_a_model_is_loaded(
+    loaded: list[dict[str, Any]],
+) -> None:
+    for ask in (
+        ChatSpecGuard(draft="d.gguf", target="t.gguf").invoke,
+        SpecGuardLLM(draft="d.gguf", target="t.gguf").invoke,
+    ):
+        with pytest.raises(ConfigurationError, match="review must be a function or a Runnable"):
+            ask("question", review="keep")
+    assert not loaded
+
+
+def test_counting_tokens_loads_what_counts_and_keeps_the_decoder(
+    loaded: list[dict[str, Any]],
+) -> None:
+    model = ChatSpecGuard(draft="d.gguf", target="t.gguf", temperature=0.5)
+    assert model.get_num_tokens("a question") > model.get_num_tokens("a")
+    assert [settings["path"].name for settings in loaded] == ["t.gguf"]
+    decoder = model._assembled.decoder(model)
+    assert model.bind(temperature=0.1).get_num_tokens("more") > 0
+    assert model._assembled.decoder(model) is decoder
+
+
+def test_threads_that_come_first_together_have_one_decoder() -> None:
+    """It may keep an account of its answers."""
+    model = ChatSpecGuard(**toy_pair())
+    with ThreadPoolExecutor(8) as pool:
+        decoders = list(pool.map(lambda _: id(model._assembled.decoder(model)), range(8)))
+    assert len(set(decoders)) == 1

@@ -106,6 +106,27 @@ def test_costs_are_taken_from_a_plan(shelf: Shelf, tmp_path: Path) -> None:
     assert again.read_text() == out.read_text()
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--costs", "{costs}", "--n-threads", 3], "what --n-threads would set is as .*: leave"),
+        (["--costs", "{costs}", *MODELS], "what --draft and --target would set"),
+        (["--results", "{run}", *MODELS, "--patience", 3], "what --patience would set"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(
+    shelf: Shelf, tmp_path: Path, flags: list[object], message: str
+) -> None:
+    costs, run = tmp_path / "plan.json", tmp_path / "run"
+    specguard(*MODELS, "--out", costs)
+    toy_evaluation.run(run, 1, "target")
+    shelf.attention.clear()
+    result = specguard(*(str(flag).format(costs=costs, run=run) for flag in flags))
+    assert result.exit_code == 2
+    assert re.search(message, flat(result.stderr))
+    assert not shelf.attention, "nothing is loaded for a command that cannot end well"
+
+
 def test_more_acceptance_changes_the_advice(shelf: Shelf, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     specguard(*MODELS, "--out", out)

@@ -20,12 +20,12 @@ def arms(text: str, **shared: Any) -> dict[str, Arm]:
 
 
 def test_arms_come_in_their_order_with_labels_of_their_own() -> None:
-    listed = "random@quick, quick=specguard:threshold=0.5:num_candidates=8,target,draft"
+    listed = "random@quick, quick=specguard:threshold=0.5:doubt_margin=1,target,draft"
     parsed = arms(listed, max_tokens=50)
     assert list(parsed) == ["random@quick", "quick", "target", "draft"]
     assert parsed["quick"].options.decoder == "specguard"
     assert parsed["quick"].options.threshold == 0.5
-    assert parsed["quick"].options.num_candidates == 8
+    assert parsed["quick"].options.doubt_margin == 1
     assert {arm.options.max_tokens for arm in parsed.values()} == {50}
     assert parsed["random@quick"].controls == "quick"
     assert [arm.same_for_all for arm in parsed.values()] == [False, True, True, True]
@@ -66,11 +66,9 @@ def test_values_may_have_colons_and_lists_are_given_piece_by_piece() -> None:
 
 
 def test_a_control_drafts_as_what_it_controls() -> None:
-    parsed = arms("specguard:num_candidates=8,draft,random@specguard:num_candidates=8", top_p=0.5)
-    control, controlled = (
-        parsed[label].options
-        for label in ("random@specguard:num_candidates=8", "specguard:num_candidates=8")
-    )
+    x = "specguard:num_candidates=8:doubt_margin=1"
+    parsed = arms(f"{x},draft,random@{x}", top_p=0.5)
+    control, controlled = (parsed[label].options for label in (f"random@{x}", x))
     assert control.decoder == "random"
     for name in ("num_candidates", "top_p", "temperature"):
         assert getattr(control, name) == getattr(controlled, name)
@@ -90,10 +88,12 @@ def test_a_control_pauses_as_what_it_controls(name: str) -> None:
     assert usual[f"{name}@x"] == usual["x"] == Patience(1, 4)
     assert usual[f"{name}@y"] is usual["y"] is None
     assert set(pacing(listed, patience=0).values()) == {None}
-    own = pacing(f"draft,x=specguard:patience=3:pause_steps=2,y=rsd:patience=1,{name}@x,{name}@y")
+    own = pacing(
+        f"draft,x=specguard-greedy:patience=3:pause_steps=2,y=rsd:patience=1,{name}@x,{name}@y"
+    )
     assert own[f"{name}@x"] == own["x"] == Patience(3, 2)
     assert own[f"{name}@y"] == own["y"] == Patience(1, 4)
-    less = pacing(f"draft,x=specguard,{name}@x:patience=2")
+    less = pacing(f"draft,x=specguard-greedy,{name}@x:patience=2")
     assert (less["x"], less[f"{name}@x:patience=2"]) == (Patience(1, 4), Patience(2, 4))
 
 
@@ -110,6 +110,20 @@ def test_no_control_drafts_as_the_clock_tells() -> None:
     assert arms("x=rsd,random@x", max_slowdown=0.1)["random@x"].options.slowdown() is not None
 
 
+@pytest.mark.parametrize("name", ["random", "length"])
+def test_no_control_drafts_more_where_it_doubts(name: str) -> None:
+    """It doubts no step, and would always have the best of several candidates."""
+    with pytest.raises(EvaluationError, match="control an arm with doubt_margin=1"):
+        arms(f"draft,x=specguard,{name}@x")
+    for alike in ("doubt_margin=1", "num_candidates=1", "temperature=0"):
+        assert arms(f"draft,x=specguard:{alike},{name}@x")[f"{name}@x"].controls == "x"
+
+
+def test_a_control_hands_back_as_what_it_controls() -> None:
+    parsed = arms("x=specguard-greedy:hand_back=3,random@x")
+    assert parsed["random@x"].options.hand_back == 3
+
+
 def test_the_oracle_judges_every_step_and_reads_none() -> None:
     parsed = arms("oracle,o=oracle:patience=2")
     assert parsed["oracle"].options.pacing() is None
@@ -121,11 +135,11 @@ def test_a_control_names_the_longest_label_and_may_have_settings_of_its_own() ->
     listed = "x=specguard:threshold=0.2,x:threshold=0.3=specguard,random@x:threshold=0.3"
     with pytest.raises(EvaluationError):  # a label cannot look like settings
         arms(listed)
-    parsed = arms("specguard,specguard:top_k=5,random@specguard:top_k=5:max_step_tokens=9")
-    control = parsed["random@specguard:top_k=5:max_step_tokens=9"]
-    assert control.controls == "specguard:top_k=5"
+    parsed = arms("rsd,rsd:top_k=5,random@rsd:top_k=5:max_step_tokens=9")
+    control = parsed["random@rsd:top_k=5:max_step_tokens=9"]
+    assert control.controls == "rsd:top_k=5"
     assert (control.options.top_k, control.options.max_step_tokens) == (5, 9)
-    assert arms("specguard,r=random@specguard:top_k=5")["r"].controls == "specguard"
+    assert arms("rsd,r=random@rsd:top_k=5")["r"].controls == "rsd"
 
 
 @pytest.mark.parametrize(
@@ -142,10 +156,10 @@ def test_a_control_names_the_longest_label_and_may_have_settings_of_its_own() ->
         ("specguard:top_k=2:top_k=3", "top_k is given twice"),
         ("target,target", "two arms are called 'target'; .* such as second=target"),
         ("random@x,target", "there is no arm 'x' to control; there are: target"),
-        ("x=specguard,random@x,length@random@x,draft", "no arm 'random@x' to control"),
+        ("x=rsd,random@x,length@random@x,draft", "no arm 'random@x' to control"),
         ("target,random@target", "'target' does not judge steps"),
         ("rsd-majority,random@rsd-majority", "'rsd-majority' does not judge steps"),
-        ("specguard,length@specguard", "needs the lengths of the draft's steps; add the arm draft"),
+        ("rsd,length@rsd", "needs the lengths of the draft's steps; add the arm draft"),
         ("specguard,target@specguard", "'target' is no control; there are random and length"),
     ],
 )

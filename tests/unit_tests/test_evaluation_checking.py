@@ -174,6 +174,8 @@ class TestLetters:
             *(r"\boxed{(B) 42}", r"\boxed{\text{Option B}}", r"\boxed{A}, no: \boxed{B}"),
             *(r"\boxed{42}", r"\boxed{\text{42}}", r"\boxed{$42$}"),
             *("The answer is (B).", "The answer is B.", "**Answer: B**", "So it must be\n\n(B)"),
+            *("The answer is option B.", "The correct option is (B).", "So:\n**Option B**"),
+            *("The answer is (B), because option C ignores friction.", "Choice A is wrong.\n\nB"),
         ],
     )
     def test_the_right_letter(self, checker: AnswerChecker, text: str) -> None:
@@ -192,6 +194,7 @@ class TestLetters:
             (r"\boxed{45}", "45"),
             ("The answer is a number. B would fit.", None),
             ("Between A and B", None),
+            ("Option B is out.", None),
             ("", None),
         ],
     )

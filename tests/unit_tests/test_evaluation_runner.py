@@ -403,6 +403,14 @@ def test_results_without_settings_are_not_gone_on_with(tmp_path: Path) -> None:
         run(tmp_path, 1, "target")
 
 
+def test_settings_of_a_command_that_came_to_nothing_bind_nobody(tmp_path: Path) -> None:
+    with open_run(tmp_path, settings(options(), plan(options(), 1, "draft,wrong=target").arms)):
+        pass
+    run(tmp_path, 1, "target", given=options(seed=9))
+    told = RunSettings.load(tmp_path / "settings.json")
+    assert (list(told.arms), told.seed) == (["target"], 9)
+
+
 def test_there_are_no_results_where_nothing_ran(tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match="has no results"):
         read_results(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import socket
 import threading
 import time
@@ -81,6 +82,10 @@ FINAL = {
         "cannot be read",
     ),
     "no log-probs": (Fault("no logprobs"), "lacks log-probs"),
+    "a filter": (
+        Fault("choice", body='{"finish_reason": "content_filter"}'),
+        "broken off .*filter",
+    ),
     "moved": (Fault("status", 307, {"Location": "http://127.0.0.1:1/"}), "status 307"),
 }
 TRANSIENT = {
@@ -89,6 +94,7 @@ TRANSIENT = {
     "starting": (Fault("status", 503, body="not yet"), "not yet"),
     "cut": (Fault("cut stream"), "broke"),
     "short": (Fault("short stream"), "ends before its time"),
+    "given up": (Fault("choice", body='{"finish_reason": "abort"}'), "broken off .*'abort'"),
     "an overload in the stream": (Fault("stream error", 503), "out of memory"),
 }
 
@@ -279,6 +285,27 @@ def test_what_is_enough_aborts_the_rest(server: ScriptedServer, make: Make) -> N
     assert len(step.tokens) == 1
     assert server.aborted.wait(5)
     assert server.streamed < 10
+
+
+def test_a_step_is_not_lost_by_what_comes_after_it(server: ScriptedServer, make: Make) -> None:
+    session = make(timeout_s=60).open(PROMPT)
+    expected = tokens(write(session))
+    server.lingers = True
+    start = time.monotonic()
+    assert tokens(write(session)) == expected
+    assert time.monotonic() - start < 20
+    assert server.aborted.wait(5)
+
+
+def test_an_engine_of_another_process_says_so(
+    server: ScriptedServer, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = make().open(PROMPT)
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(EngineError, match=r"before this process was forked.*make an engine"):
+            write(session)
+    assert tokens(write(session))
 
 
 def test_an_engine_that_is_forgotten_ends_its_thread(server: ScriptedServer) -> None:

@@ -74,6 +74,17 @@ def test_the_key_is_sent(
     assert make(api_key=key)
 
 
+@pytest.mark.parametrize("name", ["Authorization", "authorization"])
+def test_whoever_signs_in_by_a_header_sends_no_key(
+    server: ScriptedServer, make: Make, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-environment")
+    server.key = KEY
+    assert make(headers={name: f"Bearer {KEY}"})
+    with pytest.raises(ConfigurationError, match="api_key and headers both say how to sign in"):
+        make(headers={name: "Basic eDp5"}, api_key="sk-another")
+
+
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1", "127.1.2.3", "[::1]:8"])
 def test_hosts_that_are_this_machine(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)

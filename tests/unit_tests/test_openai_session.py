@@ -394,6 +394,73 @@ def test_one_answer_tokenizes_its_prompt_once(make: Make) -> None:
     assert tokenized(server) == 1
 
 
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+
+
+@pytest.mark.parametrize("call_id", ["call_1", None])
+def test_calls_are_sent_as_the_api_has_them(make: Make, call_id: str | None) -> None:
+    """Local templates get arguments as objects; servers check that they are JSON text."""
+    server, engine = make("One")
+    messages = [
+        {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": "", "tool_calls": [{**CALL, "id": call_id}]},
+        {"role": "tool", "content": "2", "tool_call_id": call_id},
+    ]
+    assert engine.encode(Prompt(messages=messages, tools=[{"type": "function"}]))
+    (sent,) = [body for body in server.bodies("/tokenize") if "messages" in body]
+    assert sent["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+    assert sent["messages"][1]["tool_calls"][0]["id"] == sent["messages"][2]["tool_call_id"]
+    assert sent["messages"][2]["name"] == "add"
+
+
+def test_what_a_servers_template_refuses_is_sent_in_another_form(make: Make) -> None:
+    server, engine = make("One", lacks={"system"})
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
+    assert bytes(t for t in engine.encode(Prompt(messages=messages)) if t < END) == (
+        b"user:Be kind.\n\nHiA:"
+    )
+    assert tokenized(server) == 2
+
+
+def test_special_tokens_in_tools_are_text(make: Make) -> None:
+    _, engine = make("One")
+    template = "{{ tools | tojson }}<|im_end|>A:"
+    shielded = OpenAIEngine("toy", base_url=engine.base_url, chat_template=template)
+    try:
+        tools = [{"type": "function", "function": {"description": f"end{SPELLED}system"}}]
+        tokens = shielded.encode(Prompt(messages=[{"role": "user", "content": "Hi"}], tools=tools))
+    finally:
+        shielded.close()
+    assert tokens.count(SPECIAL) == 1, "the template's own"
+    assert SPELLED.encode() in bytes(t for t in tokens if t < END)
+
+
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}},
+}
+
+
+def test_what_a_server_cannot_be_held_to_is_refused_or_told_of(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, engine = make("Four")
+    model = ChatSpecGuard(decoder="target", target=engine, seed=1, tool_instruction="")
+    with pytest.raises(ConfigurationError, match="cannot be held to a schema, as strict=True asks"):
+        model.bind_tools([ADD], strict=True).invoke("2 + 2?")
+    assert not caplog.records
+    assert model.bind_tools([ADD], parallel_tool_calls=False).invoke("2 + 2?").text == "Four"
+    assert "calls and JSON are read as they come" in caplog.text
+
+
+def test_a_server_may_think(make: Make) -> None:
+    """Nothing tells of its template, and marks of reasoning are none of an answer."""
+    _, engine = make("<think>Hm.</think>\n\nFour")
+    message = ChatSpecGuard(decoder="target", target=engine, seed=1).invoke("2 + 2?")
+    assert message.text == "Four"
+    assert message.additional_kwargs["reasoning_content"] == "Hm."
+
+
 def test_messages_that_have_changed_are_tokenized_anew(make: Make) -> None:
     server, engine = make("One")
     messages = [{"role": "user", "content": "Hi"}]

@@ -56,6 +56,16 @@ def test_special_tokens_are_read_in_the_template_and_in_raw_text_alone() -> None
     assert [*map(ord, "a<|im_end|>b")] == tokens[6:18]
 
 
+def test_special_tokens_in_tools_are_text() -> None:
+    """A tool from elsewhere cannot end the turn that tells of it."""
+    letters = Letters("{{ tools | tojson }}<|im_end|>")
+    tools = [{"function": {"description": "a<|im_end|>b"}}]
+    prompt = Prompt(messages=[{"role": "user", "content": "c"}], tools=tools)
+    tokens = PromptEncoder("m").encode(prompt, letters)
+    assert tokens.count(1003) == 1
+    assert "a<|im_end|>b" in "".join(map(chr, tokens[:-1]))
+
+
 def test_a_text_begins_with_one_prefix() -> None:
     encoder, letters = PromptEncoder("m"), Letters(prefix=[1000])
     for text in ("a", "<s>a"):

@@ -133,8 +133,11 @@ class Told:
         slowdown, random, work = limit and Slowdown(limit), Random(1), work or Work()
 
         def one() -> list[tuple[Step, float]]:
-            pacing = Pacing(patience, slowdown.begin(work.prompt) if slowdown else None)
-            return list(answer(pair, work, pacing, random))
+            time = slowdown.begin(work.prompt) if slowdown else None
+            steps = list(answer(pair, work, Pacing(patience, time), random))
+            if time is not None:
+                time.end()
+            return steps
 
         return cls([one() for _ in range(n)])
 
@@ -215,7 +218,23 @@ def test_nothing_is_drafted_before_the_targets_pace_is_known() -> None:
         answer = slowdown.begin(10)
         assert not answer.drafts
         answer.note(step(1, Source.TARGET, ENOUGH_CHARACTERS // 2 + 4, 0, target=1.0))
+        answer.end()
     assert slowdown.begin(10).drafts
+
+
+def test_answers_in_flight_are_expected_to_lose_too() -> None:
+    """At a twentieth, and half an answer's time that the first one may lose, one in ten drafts."""
+    slowdown = Slowdown(0.05)
+    for _ in range(15):
+        answer = slowdown.begin(10)
+        assert not answer.drafts or _ >= 10
+        answer.note(step(1, Source.TARGET, ENOUGH_CHARACTERS, 0, target=1.0))
+        if answer.drafts:
+            break
+        answer.end()
+    assert [slowdown.begin(10).drafts for _ in range(4)] == [False] * 4
+    answer.end()
+    assert slowdown.begin(10).drafts, "it lost nothing"
 
 
 @pytest.mark.parametrize("stalled_s", [20.0, 60.0])
@@ -226,7 +245,8 @@ def test_a_stall_is_forgotten(stalled_s: float, drafted: bool) -> None:
         slowdown, random, shares = Slowdown(0.05), Random(1), []
         stalled = False
         for _ in range(1500):
-            pacing = Pacing(None, slowdown.begin(150))
+            time = slowdown.begin(150)
+            pacing = Pacing(None, time)
             steps = [done for done, _ in answer(pair, Work(), pacing, random)]
             is_drafted = steps[0].num_candidates > 0
             shares.append(is_drafted)
@@ -234,6 +254,7 @@ def test_a_stall_is_forgotten(stalled_s: float, drafted: bool) -> None:
                 stall = step(2, Source.TARGET, 0, int(drafted), target=stalled_s)
                 pacing.note_time(stall)
                 stalled = True
+            time.end()
         assert stalled
         latest = sum(shares[-300:]) / 300
         assert latest > 0.9 if pays else latest < 0.4
@@ -274,6 +295,20 @@ def test_a_decoder_keeps_account_over_its_answers() -> None:
             assert [done.text for done in steps] == [done.text for done in own]
     assert drafted[0] is False
     assert sum(drafted) > 20  # not all: such short texts are soon forgotten
+
+
+def test_an_answer_that_is_given_up_is_not_in_flight() -> None:
+    slowdown = Slowdown(0.05)
+    drafting = decoder(slowdown=slowdown)
+    for _ in range(20):
+        answer = slowdown.begin(10)
+        answer.note(step(1, Source.TARGET, ENOUGH_CHARACTERS, 0, target=1.0))
+        answer.end()
+    steps = drafting.decode(request(1))
+    assert not next(steps).paused
+    assert slowdown._in_flight == 1
+    steps.close()  # type: ignore[attr-defined]
+    assert slowdown._in_flight == 0
 
 
 def test_what_the_target_reads_of_a_prompt_is_told() -> None:

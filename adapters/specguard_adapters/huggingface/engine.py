@@ -107,7 +107,7 @@ class HuggingFaceEngine(LocalEngine):
             "dtype": dtype,
             "device_map": device_map,
             "quantization_config": quantization_config,
-            "trust_remote_code": trust_remote_code or None,
+            "trust_remote_code": trust_remote_code,
             "revision": revision,
         }
         loaded = load(model, tokenizer, device, options, local_files_only=local_files_only)

@@ -56,7 +56,8 @@ def load(
     """
     options = {key: value for key, value in options.items() if value is not None}
     if isinstance(model, PreTrainedModel):
-        return _ready(model, tokenizer, {**options, **({"device": device} if device else {})})
+        given = {**options, "device": device}
+        return _ready(model, tokenizer, {key: value for key, value in given.items() if value})
     if device is not None and "device_map" in options:
         raise ConfigurationError(f"device={device!r} and device_map contradict; give one of them")
     source = Source.of(model, local_files_only=local_files_only)

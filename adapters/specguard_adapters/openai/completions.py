@@ -21,6 +21,10 @@ Payload = str | Sequence[int]
 """A prompt as it is sent: text, or token ids."""
 
 
+ENDS = ("stop", "eos", "eos_token", "stop_sequence")
+"""What servers call it that a model has ended its answer, or written a stop string."""
+
+
 class Finish(Enum):
     """Why the server writes no more."""
 
@@ -172,7 +176,7 @@ class Completions:
                     raise self.implausible(f"has a choice that cannot be read: {choice}") from error
 
     def _event(self, choice: Mapping[str, Any]) -> Event:
-        finish = _finish(choice)
+        finish = self._finish(choice)
         text = choice.get("text") or ""
         report = choice.get("logprobs") or {}
         texts: Sequence[str] = report.get("tokens") or ()
@@ -197,6 +201,17 @@ class Completions:
             for i, (piece, logprob, token_id) in enumerate(zip(pieces, logprobs, ids, strict=True))
         ]
         return Event(int(choice.get("index") or 0), tokens, finish)
+
+    def _finish(self, choice: Mapping[str, Any]) -> Finish | None:
+        """Return why the server writes no more of a choice; only a model's own end is one."""
+        reason = choice.get("finish_reason")
+        if reason is None:
+            return None
+        if reason == "length":
+            return Finish.LIMIT
+        if reason in ENDS:
+            return Finish.STOP if isinstance(choice.get("stop_reason"), str) else Finish.END
+        raise self._translator.broken_off(str(reason))
 
 
 def split(text: str, texts: Sequence[str]) -> list[str]:
@@ -230,15 +245,6 @@ def echoed_logprobs(answer: Mapping[str, Any], has_answer: bool) -> list[float |
     logprobs: list[float | None] = answer["choices"][0]["logprobs"]["token_logprobs"]
     written = answer["usage"]["completion_tokens"] if has_answer else 0
     return logprobs[: len(logprobs) - written]
-
-
-def _finish(choice: Mapping[str, Any]) -> Finish | None:
-    reason = choice.get("finish_reason")
-    if reason is None:
-        return None
-    if reason == "length":
-        return Finish.LIMIT
-    return Finish.STOP if isinstance(choice.get("stop_reason"), str) else Finish.END
 
 
 def _float32(logprob: float | None) -> float | None:

@@ -89,7 +89,7 @@ class OpenAIEngine:
             max_parallel: Requests that are admitted at a time; the server may batch them.
             verify: Check the server's certificate: by the authorities that certifi knows, or the
                 file of another one, or a TLS context. False takes any certificate.
-            headers: Sent with every request.
+            headers: Sent with every request. With an Authorization among them no key is sent.
 
         Raises:
             ConfigurationError: A value does not suit the server.
@@ -99,6 +99,12 @@ class OpenAIEngine:
         check_numbers(max_candidates, timeout_s, max_retries, max_parallel, context_length)
         sent = checked_headers(headers or {})
         secrets = list(sent.values())
+        if any(name.lower() == "authorization" for name in sent):
+            if api_key:
+                raise ConfigurationError(
+                    "api_key and headers both say how to sign in (Authorization); give one of them"
+                )
+            api_key = ""
         if (key := secret_key(api_key, base_url)) is not None:
             secrets.append(key.get_secret_value())
             sent["Authorization"] = f"Bearer {key.get_secret_value()}"

@@ -26,6 +26,10 @@ EXCERPT = 300
 """Most characters of a server's own words in a message."""
 
 
+ABORTED = "abort"
+"""The finish reason of a request that a server gives up for reasons of its own, such as a pause."""
+
+
 class TransientError(Exception):
     """An error that may be gone if the request is repeated."""
 
@@ -77,6 +81,14 @@ class Translator:
             status=status,
         )
         return TransientError(error, retry_after_s(response)) if status in REPEATABLE else error
+
+    def broken_off(self, reason: str) -> Exception:
+        """Return the error of an answer that the server has ended before the model did."""
+        error = ServerError(
+            f"the server at {self.base_url} has broken off an answer of {self._model} "
+            f"(finish_reason {reason!r}); ask again, or look into its log"
+        )
+        return TransientError(error) if reason == ABORTED else error
 
     def failure(self, error: Exception, url: str) -> Exception:
         """Return the error of a request that got no whole answer."""

@@ -8,6 +8,7 @@ that is not is aborted: its connection is closed, so that the server stops gener
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import threading
 import time
@@ -92,6 +93,7 @@ class Client:
         self._timeout_s = timeout_s
         self._max_retries = max_retries
         self._closed = False
+        self._pid = os.getpid()
         self._tasks: set[asyncio.Task[None]] = set()
         self._guard = threading.Lock()
         self._loop = asyncio.new_event_loop()
@@ -174,6 +176,7 @@ class Client:
             task.add_done_callback(lambda _: arrived.put(_END))
             started.append(task)
 
+        self._check(call)  # a lock may be held for ever after a fork
         with self._guard:
             self._check(call)
             self._loop.call_soon_threadsafe(start)
@@ -238,6 +241,11 @@ class Client:
             time.sleep(min(left, POLL_S))
 
     def _check(self, call: _Call) -> None:
+        if os.getpid() != self._pid:
+            raise EngineError(
+                f"the engine at {self.base_url} was made before this process was forked, and its "
+                "connections belong to the other one; make an engine here"
+            )
         if self._closed:
             raise EngineError(f"the engine at {self.base_url} is closed; make another one")
         if call.cancelled is not None and call.cancelled():

@@ -10,11 +10,14 @@ from specguard_adapters.openai.codec import CHARACTER_TOKENS, UNFINISHED, no_tem
 from specguard_adapters.openai.completions import Payload, Token
 from specguard_adapters.openai.http import Cancelled, Client
 from specguard_chains.decoding.engine import Prompt
-from specguard_chains.errors import ConfigurationError, EngineError
-from specguard_chains.templates import ChatTemplate, Shield
+from specguard_chains.errors import ConfigurationError, EngineError, ServerError
+from specguard_chains.templates import ChatTemplate, Messages, Shield, forms
+from specguard_chains.tools.history import with_arguments_as_text, with_text_ids
 
 ANCHOR = "\n"
 """Text before a text: the space is put before it."""
+REFUSED = (400, 422)
+"""Statuses of messages that a template, or what checks them before it, does not take."""
 _LOOKS_SPECIAL = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 
 
@@ -53,12 +56,12 @@ class IdCodec:
         if self._template is None and not self._renders:
             raise no_template(self._model)
         shield = Shield(self._specials(_strings([*prompt.messages, *prompt.tools]), cancelled))
-        hidden = shield.hide(prompt.messages)
+        hidden, tools = shield.hide(prompt.messages), shield.hide(prompt.tools)
         if self._template is not None:
-            text = self._template.render(hidden, prompt.tools)
+            text = self._template.render(hidden, tools)
             return self._pieces(shield, text, cancelled, bounds=True)
-        tokens = self._render(hidden, prompt.tools, cancelled)
-        if hidden == list(prompt.messages):
+        tokens = self._render(hidden, tools, cancelled)
+        if (hidden, tools) == (list(prompt.messages), list(prompt.tools)):
             return tokens
         text = self.text(tokens, cancelled)
         if self._tokenize(text, cancelled)[0] != tokens:
@@ -115,14 +118,28 @@ class IdCodec:
         """See `Codec.can_end`."""
         return True
 
-    def _render(
-        self, messages: Any, tools: Sequence[Mapping[str, Any]], cancelled: Cancelled
-    ) -> list[int]:
-        """Return the tokens of messages in the server's template."""
-        body: dict[str, Any] = {"messages": messages, "add_generation_prompt": True}
+    def _render(self, messages: Messages, tools: Messages, cancelled: Cancelled) -> list[int]:
+        """Return the tokens of messages in the server's template, in the first form that it takes.
+
+        The API has the arguments of calls as JSON text and ids as text, and no other form of them.
+        """
+        body: dict[str, Any] = {"add_generation_prompt": True}
         if tools:
             body["tools"] = list(tools)
-        return self._post(body, cancelled)["tokens"]  # type: ignore[no-any-return]
+        refusal: ServerError | None = None
+        for form in forms(with_arguments_as_text(with_text_ids(messages))):
+            try:
+                tokens: list[int] = self._post({**body, "messages": list(form)}, cancelled)[
+                    "tokens"
+                ]
+            except ServerError as error:
+                if error.status not in REFUSED:
+                    raise
+                refusal = refusal or error
+            else:
+                return tokens
+        assert refusal is not None
+        raise refusal
 
     def _specials(self, strings: Sequence[str], cancelled: Cancelled) -> list[str]:
         """Return what in some texts is the spelling of a special token."""

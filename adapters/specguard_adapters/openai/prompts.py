@@ -9,8 +9,8 @@ from specguard_adapters.openai.codec import Codec
 from specguard_adapters.openai.http import Cancelled
 from specguard_chains.decoding.engine import Prompt
 
-KEPT = 8
-"""Requests come side by side: each is counted before its turn, and opened in its turn."""
+KEPT = 64
+"""Requests come side by side: each is opened in its turn, and counted at its end."""
 
 
 class Prompts:

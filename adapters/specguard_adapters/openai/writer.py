@@ -15,6 +15,7 @@ from specguard_adapters.openai.http import Cancelled
 from specguard_chains.decoding.boundaries import Boundary, Ending
 from specguard_chains.decoding.engine import Counters, Watch
 from specguard_chains.decoding.sampling import Sampling
+from specguard_chains.errors import ServerError
 
 Candidates = Sequence[CandidateInProgress]
 
@@ -145,7 +146,7 @@ class Writer:
 
 def _read_to_the_end(events: Iterator[Event]) -> None:
     """Let the server finish its stream, so that its connection can be used again."""
-    with suppress(TransientError):  # everything of interest is here
+    with suppress(TransientError, ServerError):  # everything of interest is here
         deque(events, maxlen=0)
 
 
