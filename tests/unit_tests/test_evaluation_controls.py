@@ -57,7 +57,7 @@ def result(*steps: StepResult) -> Result:
 
 
 def arm(name: str) -> Arm:
-    arms = parse_arms(f"specguard,draft,{name}@specguard", SpecGuardOptions())
+    arms = parse_arms(f"rsd,draft,{name}@rsd", SpecGuardOptions())
     return arms[-1]
 
 
@@ -73,7 +73,7 @@ def test_the_rate_is_that_of_judged_steps_so_far() -> None:
 @pytest.mark.parametrize("name", ["random", "length"])
 def test_nothing_is_matched_to_an_arm_that_has_judged_nothing(name: str) -> None:
     history = History(controlled=[result()], own=(), drafts=[result(step(3, None))])
-    with pytest.raises(EvaluationError, match="cannot be matched: specguard has judged no step"):
+    with pytest.raises(EvaluationError, match="cannot be matched: rsd has judged no step"):
         matched(arm(name), history)
 
 

@@ -534,7 +534,10 @@ def test_the_command_means_the_same_settings(arms: str, shared: dict[str, Any]) 
         ("target,rsd=rsd:patience=0,random@rsd", "target,rsd,random@rsd"),  # it is the usual one
         ("draft,rsd=rsd:patience=1,length@rsd", "draft,rsd=rsd:patience=1,length@rsd"),
         ("target,specguard=specguard:threshold=0.9,oracle", None),
-        ("target,rsd:patience=3,specguard,oracle,length@specguard,draft", None),
+        (
+            "target,rsd:patience=3,specguard:doubt_margin=1,oracle,length@specguard:doubt_margin=1,draft",
+            None,
+        ),
         ("target=target:temperature=0.5,draft", None),
     ],
 )

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shutil import copyfile
 from typing import Any, ClassVar
 
 import pytest
@@ -525,6 +526,9 @@ def test_every_command_and_machine_that_adds_to_a_run_is_recorded_once(
     monkeypatch.setattr(invocation, "cpu_model", lambda: "A")
     first = ("specguard bench --data x", "A")
     assert go_on("/usr/bin/specguard", "bench", "--data", "x") == [first]
+    run(tmp_path / "other", 1)
+    copyfile(tmp_path / "other" / "results.jsonl", tmp_path / "results.jsonl")
+    caplog.clear()
     assert go_on("specguard", "bench", "--data", "x") == [first]
     assert not caplog.text
     monkeypatch.setattr(invocation, "cpu_model", lambda: "B")
