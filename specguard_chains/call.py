@@ -178,7 +178,7 @@ def signal_sources(decoder: Decoder) -> dict[str, str | None]:
     if decoder.verifier.needs_confidence:
         sources["confidence_from"] = decoder.verify_with
     if decoder.verifier.needs_grounding:
-        sources["grounding_from"] = decoder.grounding_from or decoder.verify_with
+        sources["grounding_from"] = decoder.reader
     return sources
 
 

@@ -11,7 +11,7 @@ import typer
 from rich.progress import Progress
 
 from specguard_chains.cli.failures import UsageError, reports_errors
-from specguard_chains.cli.plan_goals import Goal, check_goal, differing, print_choice
+from specguard_chains.cli.plan_goals import Goal, check_goal, differing, flags, print_choice
 from specguard_chains.cli.plan_tables import print_plan
 from specguard_chains.cli.progress import bar_columns
 from specguard_chains.cli.settings import takes_options
@@ -20,7 +20,6 @@ from specguard_chains.console import fetch_progress
 from specguard_chains.decoding.grounding import GroundingSpec
 from specguard_chains.decoding.steps import Source
 from specguard_chains.evaluation.summary import Run
-from specguard_chains.evaluation.wording import listed
 from specguard_chains.options import SpecGuardOptions
 from specguard_chains.planning.assumptions import (
     RATE,
@@ -218,9 +217,8 @@ def _check_used(options: SpecGuardOptions, costs: Path | None, results: Path | N
     given = [name for name, differs in differing(options, n_ctx=N_CTX).items() if differs]
     for flag, source, told in (("--costs", costs, MEASURED), ("--results", results, JUDGING)):
         if source is not None and (idle := [name for name in given if name in told]):
-            flags = listed([f"--{name.replace('_', '-')}" for name in idle])
             raise UsageError(
-                f"what {flags} would set is as {source} tells it: leave that out, or {flag}"
+                f"what {flags(idle)} would set is as {source} tells it: leave that out, or {flag}"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -57,12 +58,17 @@ def check_goal(
         raise UsageError(f"--goal {goal} and --at-most {at_most:g} are two goals: give one")
     if results is None:
         raise UsageError(f"{flag} chooses from a run of specguard bench: give it with --results")
-    if given := [f"--{name.replace('_', '-')}" for name, value in elsewhere.items() if value]:
+    if given := [name for name, value in elsewhere.items() if value]:
         raise UsageError(
-            f"{flag} looks at nothing but the run, in which {listed(given)} would change nothing: "
+            f"{flag} looks at nothing but the run, in which {flags(given)} would change nothing: "
             "leave that out"
         )
     return True
+
+
+def flags(names: Sequence[str]) -> str:
+    """Return parameters as they are written on the command line, in a row."""
+    return listed([f"--{name.replace('_', '-')}" for name in names])
 
 
 def differing(options: SpecGuardOptions, **defaults: object) -> dict[str, bool]:

@@ -63,24 +63,12 @@ def with_arguments_as_text(messages: Messages) -> Messages:
 
 def with_text_ids(messages: Messages) -> Messages:
     """Return the messages with calls that have no id named "", and so their results."""
-    named = _each_call(messages, lambda call: {**call, "id": call.get("id") or ""})
-    return [
-        {**message, "tool_call_id": message["tool_call_id"] or ""}
-        if "tool_call_id" in message
-        else message
-        for message in named
-    ]
+    return _each_id(messages, lambda identity: identity or "")
 
 
 def with_short_ids(messages: Messages) -> Messages:
     """Return the messages with ids of nine letters and digits; equal ones stay equal."""
-    shortened = _each_call(messages, lambda call: {**call, "id": _short(call.get("id"))})
-    return [
-        {**message, "tool_call_id": _short(message["tool_call_id"])}
-        if "tool_call_id" in message
-        else message
-        for message in shortened
-    ]
+    return _each_id(messages, _short)
 
 
 def one_call_a_turn(messages: Messages) -> Messages:
@@ -142,6 +130,16 @@ def _told(message: Message, form: ToolFormat) -> Message:
 
 def _object(function: Mapping[str, Any], key: str) -> str:
     return json.dumps({"name": function["name"], key: function["arguments"]}, ensure_ascii=False)
+
+
+def _each_id(messages: Messages, change: Callable[[Any], str]) -> Messages:
+    """Return the messages with other ids, of the calls and of their results."""
+    return [
+        {**message, "tool_call_id": change(message["tool_call_id"])}
+        if "tool_call_id" in message
+        else message
+        for message in _each_call(messages, lambda call: {**call, "id": change(call.get("id"))})
+    ]
 
 
 def _each_call(messages: Messages, change: Callable[[Message], Message]) -> Messages:
